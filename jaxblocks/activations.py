@@ -3,9 +3,9 @@
 Every function takes an array of any shape and returns one of the same shape and dtype, so it can be used as a layer.
 (The exceptions are ``maxout`` and ``glu``, which combine several entries and so shrink the last axis.)
 Functions of ``jax.numpy`` such as ``jnp.abs`` are activations too, and so are those of ``jax.nn``, as they are:
-``log_sigmoid``, ``mish``, ``squareplus``, ``relu6``, ``hard_silu`` (hard swish), ``celu``, ``soft_sign``. The soft
-shrinkage of PyTorch is `jaxblocks.losses.soft_threshold`. Options are positional-or-keyword, as in ``jax.nn``, since
-the keyword-only parameters of a function become side inputs of the layer.
+``log_sigmoid``, ``mish``, ``squareplus``, ``relu6``, ``hard_silu`` (hard swish), ``hard_tanh``, ``hard_sigmoid``,
+``celu``, ``soft_sign``. The soft shrinkage of PyTorch is `jaxblocks.losses.soft_threshold`. Options are
+positional-or-keyword, as in ``jax.nn``, since keyword-only parameters of a function become side inputs of the layer.
 
 At a kink the derivative is a convention. JAX takes 0.5 as the derivative of ``jnp.maximum(x, 0)`` at 0, 1 for
 ``jnp.where(x >= 0, x, 0)`` and 1 for ``jnp.abs``; each docstring here states the value.
@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Shaped
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import log
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import NonNegativeFloat, PositiveFloat, PositiveInt, Range, checked
+from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, Range, checked
 from jaxblocks.checks.values import check_entries, check_values
 from jaxblocks.core.lazy import explain_missing_names
 
@@ -40,9 +40,6 @@ __all__ = [
     "elu",
     "gelu",
     "glu",
-    "hard_shrink",
-    "hard_sigmoid",
-    "hard_tanh",
     "identity",
     "leaky_relu",
     "leaky_relu_inverse",
@@ -54,7 +51,6 @@ __all__ = [
     "softplus",
     "softplus_inverse",
     "tanh",
-    "threshold",
 ]
 explain_missing_names(__name__)
 
@@ -289,88 +285,6 @@ def tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 6.3.2; Diehl 2023, section 1.
     """
     return jnp.tanh(x)
-
-
-@checked
-def hard_tanh(
-    x: Float[Array, "*shape"], low: float | int | Float[Array, ""] = -1.0, high: float | int | Float[Array, ""] = 1.0
-) -> Float[Array, "*shape"]:
-    """The identity between two limits, constant beyond them: a piecewise linear ``tanh``.
-
-    min(max(x, a), b) with a = ``low``, b = ``high``. The derivative at both limits is that of the identity, 1, as in
-    ``jax.nn.hard_tanh``, whose limits are -1 and 1. (PyTorch has 0 there.) NaN stays NaN.
-
-    >>> print(hard_tanh(jnp.array([-2.0, 0.5, 9.0]), 0.0, 6.0))
-    [0.  0.5 6. ]
-
-    Source: Collobert et al. 2011, Natural language processing (almost) from scratch, section 3.2.2 (arXiv:1103.0398).
-    """
-    low, high = _in_dtype_of(x, low), _in_dtype_of(x, high)
-    return jnp.where(x > high, high, jnp.where(x < low, low, x)).astype(x.dtype)
-
-
-@checked
-def hard_sigmoid(
-    x: Float[Array, "*shape"],
-    slope: float | int | Float[Array, ""] = 1 / 6,
-    offset: float | int | Float[Array, ""] = 0.5,
-) -> Float[Array, "*shape"]:
-    """A piecewise linear sigmoid.
-
-    min(max(a x + b, 0), 1) with a = ``slope``, b = ``offset``. With a = 1/6 it is that of ``jax.nn``, PyTorch and
-    Keras 3; ONNX and older Keras have a = 0.2. The derivative at both kinks is 0. NaN stays NaN.
-
-    >>> print(hard_sigmoid(jnp.array([-4.0, 0.0, 1.0, 4.0]), 0.25))
-    [0.   0.5  0.75 1.  ]
-
-    Source: Courbariaux, Bengio & David 2015, BinaryConnect (arXiv:1511.00363), with slope 1/2.
-    """
-    y = jnp.asarray(slope, x.dtype) * x + jnp.asarray(offset, x.dtype)
-    return jnp.where(y >= 1, 1, jnp.where(y <= 0, 0, y))
-
-
-@checked
-def hard_shrink(
-    x: Float[Array, "*shape"], threshold: NonNegativeFloat | Float[Array, ""] = 0.5
-) -> Float[Array, "*shape"]:
-    """Hard thresholding: small entries become 0, the others stay as they are.
-
-    x for abs(x) > t and 0 for abs(x) <= t, t = ``threshold``: the proximal step of the penalty t^2 / 2 for each entry
-    that is not 0. It jumps at abs(x) = t, where the derivative is 0. NaN stays NaN. The soft shrinkage, which is
-    continuous, is `jaxblocks.losses.soft_threshold`.
-
-    Raises:
-        ValueError: for a negative number as threshold. (A traced one gives the identity.)
-
-    >>> print(hard_shrink(jnp.array([-1.0, 0.25, 0.5, 0.75])))
-    [-1.    0.    0.    0.75]
-
-    Source: Donoho & Johnstone 1994, Ideal spatial adaptation by wavelet shrinkage (doi:10.1093/biomet/81.3.425).
-    """
-    threshold = _in_dtype_of(x, threshold)
-    return jnp.where((x >= -threshold) & (x <= threshold), 0, x)
-
-
-@checked
-def threshold(
-    x: Float[Array, "*shape"],
-    threshold: float | int | Float[Array, ""] = 1.0,
-    value: float | int | Float[Array, ""] = 0.0,
-) -> Float[Array, "*shape"]:
-    """Entries above a threshold stay as they are, the others are replaced.
-
-    x for x > t and v for x <= t, with t = ``threshold`` and v = ``value``: for t = v = 0 the ReLU, for t > 0 and v = 0
-    the thresholded ReLU, which jumps. The derivative at x = t is 0. NaN stays NaN.
-
-    >>> x = jnp.array([-2.0, 0.5, 1.5])
-    >>> print(threshold(x), threshold(x, 0.0, -1.0))
-    [0.  0.  1.5] [-1.   0.5  1.5]
-
-    Source: Konda, Memisevic & Krueger 2014, Zero-bias autoencoders and the benefits of co-adapting features
-    (arXiv:1402.3337).
-    """
-    threshold, value = _in_dtype_of(x, threshold), _in_dtype_of(x, value)
-    return jnp.where(x <= threshold, value, x).astype(x.dtype)
 
 
 @jax.custom_jvp

@@ -47,26 +47,6 @@ ROWS = {
         {"zero": (array(0, 0, 0, 0), array(0, 0, 0, 0)), "far out": (X, array(-112, -24, 24, 112))},
         formula=lambda a, b: a * sigmoid(b),
     ),
-    "hard_shrink": Row(
-        (X,),
-        corners={"threshold": (array(-0.5, 0.5, -0.25, 0),)},
-        choices={"threshold": "a jump: 0"},
-        formula=lambda x: np.where(abs(x) > 0.5, x, 0 * x),
-    ),
-    "hard_sigmoid": Row(
-        (X, np.float64(0.25), np.float64(0.5)),
-        corners={"kinks": (array(-2, 2, -8, 8), np.float64(0.25), np.float64(0.5))},
-        scaled=(0,),
-        choices={"kinks": "a kink: 0"},
-        formula=lambda x, a, b: entries(lambda y: min(max(y, 0 * y), 1 + 0 * y))(a * x + b),
-    ),
-    "hard_tanh": Row(
-        (X, np.float64(-0.75), np.float64(1)),
-        corners={"limits": (array(-0.75, 1, -8, 8), np.float64(-0.75), np.float64(1))},
-        scaled=(0,),
-        choices={"limits": "a kink: 1"},
-        formula=lambda x, a, b: entries(lambda y: min(max(y, a.item()), b.item()))(x),
-    ),
     "identity": Row((X,), corners=ZERO, formula=lambda x: x),
     "leaky_relu": Row((X,), choices=KINK, corners=ZERO, formula=lambda x: np.where(x > 0, x, x * mpmath.mpf(0.01))),
     "leaky_relu_inverse": Row(
@@ -88,12 +68,4 @@ ROWS = {
         (np.abs(X),), corners={"far out": (array(24, 48, 96, 112),)}, formula=lambda x: log(expm1(x))
     ),
     "tanh": Row((X,), corners=TAILS, formula=tanh),
-    "threshold": Row(
-        (X, np.float64(-1)),
-        lambda f, x, v: f(x, 0.5, v),
-        {"threshold": (array(0.5, 0, -1, 1), np.float64(-1))},
-        choices={"threshold": "a jump: 0"},
-        scaled=(0,),
-        formula=lambda x, v: np.where(x > 0.5, x, v),
-    ),
 }

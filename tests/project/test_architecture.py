@@ -249,7 +249,6 @@ def test_the_functions_for_writers_of_layers_and_those_of_plotting_are_annotated
 # Attention calls its score_bias, such as alibi, with the offset as the last argument.
 BY_POSITION = {"axis", "axes", "bias", "scale", "kernel_init", "offset"}
 BY_POSITION |= {"alpha", "approximate", "at_zero", "beta", "negative_slope", "pieces"}
-BY_POSITION |= {"high", "low", "slope", "threshold", "value"}
 
 
 @for_each(FUNCTIONS)
