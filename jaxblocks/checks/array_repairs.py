@@ -16,8 +16,6 @@ from jaxblocks.checks.layer_inputs import is_shape
 
 __all__ = ["of_dtype", "of_leading_axes", "of_rank", "of_size", "of_value"]
 
-_CONFUSION = "pass one matrix, confusion_matrix(predictions, targets, classes)"
-
 
 def of_value(name: str, x: Any) -> str:
     """In the place of a value that is no array.
@@ -26,14 +24,10 @@ def of_value(name: str, x: Any) -> str:
     'convert it with jnp.asarray(x)'
     """
     leaves = jax.tree.leaves(x)
-    if name == "class_weights" and isinstance(x, (dict, str)):
-        return "pass an array with one weight for each class, such as jnp.array([1.0, 2.0])"
     if leaves and all(isinstance(one, str) for one in leaves):
         return "pass numbers, for a text those of tokenizer.encode(text)"
     if any(getattr(one, "shape", ()) for one in leaves):  # numbers of NumPy have the shape ()
         return _of_arrays(name, x, leaves)
-    if name == "times" and is_shape((x,), tuple):  # a number of steps
-        return f"pass jaxblocks.diffusion.times(schedule, {x})"
     if is_shape(x, tuple):
         return f"pass an array, jnp.zeros({x}) for example if this is its shape, or else jnp.asarray({name})"
     if not leaves:  # None, or an empty container
@@ -47,7 +41,7 @@ def _of_arrays(name, x, leaves) -> str:
     if "'kernel'" in str(jax.tree.structure(x)):
         return "pass an array of data in the place of params"
     if type(x).__name__ == "Graph":
-        return _of_graph(public_name())
+        return "for the features of its nodes, wrap a layer as in jaxblocks.layers.GraphMapFeatures(node=relu)"
     if type(x) is tuple and [hasattr(one, "shape") for one in x] == [True, False]:  # what a net with state returns
         return f"write {name}, state = net.apply(...) for the outputs of a net with state"
     if type(x) in (list, tuple) and len({getattr(one, "shape", None) for one in leaves}) == 1:
@@ -57,16 +51,6 @@ def _of_arrays(name, x, leaves) -> str:
     if isinstance(x, dict):
         return f"pass one array, such as {name}[{next(iter(x))!r}], or join them first"
     return "pass one array, or join them first"
-
-
-def _of_graph(caller: str) -> str:
-    """In the place of a graph in a call of a function or a layer of arrays."""
-    if caller.startswith("Global"):  # GlobalAvgPool or GlobalMaxPool
-        options = f"how={'mean' if 'Avg' in caller else 'max'!r}, mask=g.node_mask"
-        pool = f"jaxblocks.layers.aggregate(g.nodes, g.node_graph, len(g.graph_mask), {options})"
-        return f"for a graph of batch_graphs write lambda g: {pool}"
-    layer = caller + "(...)" * caller[:1].isupper()
-    return f"write jaxblocks.layers.GraphMapFeatures(node={layer}) for the features of its nodes"
 
 
 def of_dtype(name: str, x: Any, axes: Sequence[str], words: str, general: str) -> str:
@@ -88,8 +72,6 @@ def of_dtype(name: str, x: Any, axes: Sequence[str], words: str, general: str) -
         return f"{general}, or with {name}.argmax(-1) where it has one number per class"
     if name in ("targets", "p", "q") and axes[-1:] == ["classes"] and integers:
         return f"for labels write jaxblocks.one_hot({name}, classes), else {general}"
-    if name == "teacher_logits" and integers:
-        return "pass the scores of the teacher; labels belong to softmax_cross_entropy(student_logits, labels)"
     if name == "x" and x.ndim == 1 and integers and public_name().endswith("Cell"):
         return f"for tokens, put jaxblocks.Embedding(...) in front, else {general}"
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and "floating" in words:
@@ -100,23 +82,13 @@ def of_dtype(name: str, x: Any, axes: Sequence[str], words: str, general: str) -
 def of_rank(name: str, x: Any, axes: tuple[str, ...], missing: int) -> str:
     """In the place of an array with too few axes, or with too many, where ``missing`` is negative.
 
-    >>> of_rank("nodes", jnp.ones(5), ("nodes", "features"), 1)
-    'write nodes[:, None] for one feature of each node'
+    >>> of_rank("x", jnp.ones(5), ("rows", "features"), 1)
+    'add the missing axis, as in x[None]'
     """
-    if name == "confusion":
-        return _CONFUSION
     if missing < 0:
         return "map over the leading axes with jax.vmap" if x.shape else "pass one value"
-    if name == "nodes" and missing == 1:
-        return "write nodes[:, None] for one feature of each node"
-    if axes[-2:] == ("examples", "features"):
-        return "pass all examples in one call, not one by one as under jax.vmap: the others are the negatives"
-    if axes[-2:] == ("points", "features") and missing == 1:
-        return f"write {name}[:, None] for points on a line, {name}[None] for one point"
     if "heads" in axes or "kv_heads" in axes:
         return f"write {name}[..., None, :] for one head"
-    if missing == 2 and axes[:2] == ("batch", "height"):  # images as vectors
-        return f"reshape it, as in {name}.reshape(-1, {', '.join(axes[1:])})"
     return f"add the missing ax{'i' if missing == 1 else 'e'}s, as in {name}[{', '.join(['None'] * missing)}]"
 
 
@@ -126,8 +98,6 @@ def of_size(other: str, place_of_other: int, name: str, place: int) -> str:
     >>> of_size("x", -1, "kernel", 0)
     'give axis -1 of x and axis 0 of kernel one size'
     """
-    if name == "confusion":
-        return _CONFUSION
     # In a layer the other argument is a param, whose shape the user did not choose.
     if public_name()[:1].isupper() and other == "x":
         return f"pass {other} of that size, or params made by init for this {other}"

@@ -116,22 +116,13 @@ MISSING_OPTIONS = {
     "early_stopping": "write callbacks=[early_stopping(patience=3)]",
     "patience": "write callbacks=[early_stopping(patience=3)]",
     **dict.fromkeys(("sample_weight", "class_weight"), "let the loss return the pair (values, weights)"),
-    **dict.fromkeys(
-        ("senders", "receivers", "edge_index"), "pass one graph: jaxblocks.Graph(nodes, senders, receivers)"
-    ),
-    "fit(params)": "write fit(..., ts=init_train_state(key, net, optimizer, x)._replace(params=params))",
-    **dict.fromkeys(
-        [f"gaussian_nll({one})" for one in ("log_variance", "log_var", "logvar")],
-        "write variance=jnp.exp(log_variance)",
-    ),
+    "params": "leave it out; fit takes ts=init_train_state(key, net, optimizer, x)._replace(params=params)",
     **dict.fromkeys(
         ("trainable", "frozen", "requires_grad"),
         "write Frozen(layer) for a layer that is not trained, else leave it out",
     ),
-    "LoRA(target_modules)": 'name the layers by patterns, as in LoRA(net, "**/query")',
-    "fit(lengths)": "pass it as an input of the net: data=((x, lengths), y)",
 }
-"""What replaces an option that a function here lacks, or one function; ``{name}`` stands for its name."""
+"""What replaces an option that a function here lacks; ``{name}`` stands for its name."""
 
 ARGUMENTS = {
     "backward": "write {name}(LSTMCell(8), LSTMCell(8)), with a cell for each direction",

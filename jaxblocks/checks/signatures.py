@@ -126,11 +126,10 @@ def _expected_by(function) -> _Expected:
     found = _Expected([], None, {}, False, [], [], set())
     parameters = [p for p in _signature(function).parameters.values() if p.name != "self"]
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     order = ", ".join([*names, *(f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL)])
     for p in parameters:
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
-        repair = functools.partial(_repair_place, p, names, options, order)
+        repair = functools.partial(_repair_place, p, names, order)
         of_options = get_origin(annotation) is Unpack
         expects = None if annotation is None or of_options else expectation(annotation, p.default is None, repair)
         if p.kind is p.VAR_POSITIONAL:
@@ -159,7 +158,7 @@ def _signature(function):
         return inspect.signature(function)
 
 
-def _repair_place(p: inspect.Parameter, names: list[str], options: list[str], order: str, value) -> str:
+def _repair_place(p: inspect.Parameter, names: list[str], order: str, value) -> str:
     """The repair for a value that is in the place of another, or several in the place of one; else empty."""
     if p.kind is p.VAR_POSITIONAL:
         # Serial([a, b]) instead of Serial(a, b), and LoRA(net, ["a", "b"]) instead of LoRA(net, "a", "b").
@@ -167,8 +166,6 @@ def _repair_place(p: inspect.Parameter, names: list[str], options: list[str], or
         of_strings = several and len(value) > 0 and all(isinstance(one, str) for one in value)
         if several and (of_strings or not names):
             return f"write {public_name()}({', '.join([*names, *map(repr, value)])})"
-        if p.annotation is str and options and isinstance(value, int | float):
-            return f"pass options by name, as in {public_name()}({', '.join(names)}, *{p.name}, {options[0]}={value!r})"
     is_key = p.name == names[0] == "key" if names else False
     dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]
     # Keys made by jax.random.PRNGKey are uint32 arrays, and not misplaced.
@@ -218,7 +215,7 @@ def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple
     # After the values: a misplaced argument leaves another one missing, and the error about its value says more.
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest):
-        _reject_number(positional, named, args, missing, kwargs, any_number=rest is not None)
+        _reject_number(positional, named, args, missing, any_number=rest is not None)
     if read is not None:
         if len(passed) == 1000:
             passed.clear()
@@ -349,11 +346,9 @@ def reject_unknown(named: Iterable[str], unknown: str, value, otherwise: str = "
     """Reject an option that a function does not have, and advise the one that is meant, or else ``otherwise``."""
     # An option that has another name elsewhere, before one that is spelled alike.
     near = next((name for name in named if _is_synonym(unknown, name)), "")
-    hints = foreign_names.MISSING_OPTIONS
-    if not {unknown, f"{public_name()}({unknown})"} & hints.keys():
-        # Without a known synonym or a hint, the nearest spelling.
-        near = near or nearest(unknown, named)
-    hint = hints.get(f"{public_name()}({unknown})") or hints.get(unknown, otherwise or "leave it out")
+    # Without a known synonym or a hint, the nearest spelling.
+    near = near or ("" if unknown in foreign_names.MISSING_OPTIONS else nearest(unknown, named))
+    hint = foreign_names.MISSING_OPTIONS.get(unknown, otherwise or "leave it out")
     hint = hint.format(name=public_name(), value=describe(value))
     repair = f"did you mean {near}?" if near else hint
     if named:  # the repair before what may be a long list
@@ -362,7 +357,7 @@ def reject_unknown(named: Iterable[str], unknown: str, value, otherwise: str = "
 
 
 def _reject_number(
-    positional, named: Mapping, args: tuple, missing: list, kwargs: Mapping, *, any_number: bool
+    positional, named: Mapping, args: tuple, missing: list, *, any_number: bool
 ) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional), public_name()
@@ -385,8 +380,6 @@ def _reject_number(
         # Such as fit(net, loss, optimizer, x, y).
         if names.endswith(("arrays", "data")) and _is_data(args[len(positional) :]):
             repair = _ONE_TUPLE
-        if names == "confusion":
-            repair = f"write {name}(confusion_matrix(predictions, targets, classes))"
         if names == "f":
             repair = f"{name}(f) is a function of x: write {name}(f)(x)"
         expected = f"at most {len(positional)} argument{'s' * (len(positional) != 1)} by position ({names})"
@@ -399,8 +392,4 @@ def _reject_number(
         repair = f"write {name}({names}){', where state is () for a net without state' * (', state,' in names)}"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
-    # Such as augment=mixup(alpha=1.0), with options alone.
-    if kwargs and not args and len(missing) > 1 and missing[0] == "key":
-        given = ", ".join(f"{one}={describe(value)}" for one, value in kwargs.items())
-        repair = f"write functools.partial({name}, {given}) for a function of {', '.join(missing)}"
     require(False, f"the argument {missing[0]}", "none", repair, error=TypeError)

@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
-from jaxblocks.checks.errors import describe, public_name, require
+from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.foreign_arrays import check_byte_order, has_numbers, reject_foreign
 from jaxblocks.checks.values import reject_traced
 from jaxblocks.sharding import with_automatic_axes, without_explicit_axes
@@ -47,11 +47,6 @@ def count_rows(arrays, what: str = "data") -> int:
         first = {a.shape[0]: f"{what}{name} {describe(a)}" for name, a in reversed(named.items())}
         got = ", ".join([*reversed(first.values())][:4]) + ", and others" * (len(named) > min(4, len(first)))
         repair = "make the sizes of axis 0 equal, and stack a list of examples, padded to one length, to one array"
-        if any(name.endswith("senders") for name in named):
-            graph = "jaxblocks.layers.batch_graphs(graphs)"
-            without_step = public_name() in ("predict", "evaluate")
-            call = f"write net.apply(params, {graph})" if without_step else f"call a train_step on {graph}"
-            repair = f"{call} for each batch"
         require(False, "the same number of rows in all arrays", got, repair)
     (rows,) = lengths
     require(rows, f"at least one row in {what}", "none", "pass arrays with one row for each example")
