@@ -12,7 +12,7 @@ from jaxblocks.training.callbacks.progress import progress_bar
 from jaxblocks.training.callbacks.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
 from jaxblocks.training.checkpoint.checkpoint import RestoreReport, load_checkpoint, save_checkpoint
 from jaxblocks.training.checkpoint.resume import checkpoints
-from jaxblocks.training.data.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
+from jaxblocks.training.data.augmentation import gaussian_noise, mixup, random_crop, random_flip, random_shift
 from jaxblocks.training.data.batches import minibatches, prefetch, train_val_test_split
 from jaxblocks.training.evaluation import evaluate, predict
 from jaxblocks.training.loop.history import History
@@ -43,7 +43,6 @@ __all__ = [
     "TrainStep",
     "checkpoints",
     "csv_log",
-    "cutmix",
     "early_stopping",
     "ema_params",
     "evaluate",

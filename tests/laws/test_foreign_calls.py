@@ -361,7 +361,6 @@ POSTERIOR = lambda: jb.ad.laplace_approximation(
 )
 TWO_INPUTS = jb.Wire(lambda f, x, mask: f.a(x) * mask, a=jb.Dense(6))
 LORA = jb.models.LoRA(NET, "*", rank=1)
-GRAPH = jb.Graph(X, np.array([0, 1]), np.array([1, 0]))
 REPAIRS = {
     "a mode of a function by position": (
         lambda: jb.Serial(jb.Dense(3), lambda x, train=False: x),

@@ -1,7 +1,7 @@
 """Random changes of a batch: shifts, crops, reflections and noise, and mixtures of examples with their targets.
 
 Axis letters: ``batch``; images are ``(batch, height, width, channels)``. A key determines every draw. Those that do not
-change the targets are the option ``augment=`` of `train_step`; `mixup` and `cutmix` change batches before the step::
+change the targets are the option ``augment=`` of `train_step`; `mixup` changes batches before the step::
 
     mixed = jax.jit(mixup)
     batches = (mixed(key, x, one_hot(y, 10)) for key, (x, y) in zip(keys, batches))
@@ -17,7 +17,7 @@ from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt, PositiveFloat, PositiveInt, checked
 
-__all__ = ["cutmix", "gaussian_noise", "mixup", "random_crop", "random_flip", "random_shift"]
+__all__ = ["gaussian_noise", "mixup", "random_crop", "random_flip", "random_shift"]
 
 
 @checked
@@ -129,7 +129,9 @@ def mixup(
 
     Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, mixup: beyond empirical risk minimization, arXiv:1710.09412.
     """
-    _check_targets(targets)
+    expected = "targets that are floating-point, since it mixes them"
+    repair = "for labels pass one_hot(targets, classes)"
+    require(jnp.issubdtype(targets.dtype, jnp.floating), expected, targets, repair, error=TypeError)
     expected, repair = "x to be floating-point, since it mixes them", "write x.astype(jnp.float32)"
     require(jnp.issubdtype(x.dtype, jnp.floating), expected, x, repair, error=TypeError)
     share_key, partner_key = jax.random.split(key)
@@ -138,71 +140,8 @@ def mixup(
     return _mixed(share, x, partner), _mixed(share, targets, partner)
 
 
-@checked
-def cutmix(
-    key: Key[Array, ""],
-    images: Num[Array, "batch height width channels"],
-    targets: Num[Array, "batch *classes"],
-    *,
-    alpha: PositiveFloat = 1.0,
-) -> tuple[Num[Array, "batch height width channels"], Float[Array, "batch *classes"]]:
-    r"""Paste a rectangle of another image of the batch into each image, and mix their targets by its area.
-
-    The rectangle of example i has about the share $1 - λ_i$ of the area, with
-    $λ_i ∼ Beta(α, α)$, the aspect of the image, and a center that is uniform over
-    the image. The targets are mixed by the exact area of the rectangle, after its cut at the border.
-
-    Args:
-        key: a key.
-        images: a batch of images.
-        targets: numbers, or for labels ``one_hot(labels, classes)``.
-        alpha: $α$; 1 is uniform.
-
-    Returns:
-        The mixed images and targets.
-
-    Raises:
-        TypeError: for integer labels, which have no mixture.
-
-    >>> images = jnp.broadcast_to(jnp.array([0.0, 1.0])[:, None, None, None], (2, 8, 8, 1))
-    >>> mixed, y = jax.jit(cutmix)(jax.random.key(0), images, jnp.array([0.0, 1.0]))
-    >>> bool(jnp.allclose(mixed.mean((1, 2, 3)), y))
-    True
-
-    Source: Yun et al. 2019, CutMix: regularization strategy to train strong classifiers, arXiv:1905.04899.
-    """
-    _check_targets(targets)
-    batch, height, width, _ = images.shape
-    share_key, partner_key, row_key, column_key = jax.random.split(key, 4)
-    # The area is the square of the side.
-    side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha, (batch,)))  # of the rectangle, relative to the image
-    partner = random_order(partner_key, batch)
-    rows, columns = _interval(row_key, side, height), _interval(column_key, side, width)  # (batch, size)
-    inside = rows[:, :, None] & columns[:, None, :]  # (batch, height, width)
-    cut = jnp.broadcast_to(inside[..., None], images.shape)
-    # Not lambda: at the border the rectangle is cut, and sides are rounded to pixels.
-    share = 1 - inside.mean((1, 2))
-    return jnp.where(cut, images[partner], images), _mixed(share, targets, partner)
-
-
-def _check_targets(targets):
-    expected = "targets that are floating-point, since it mixes them"
-    repair = "for labels pass one_hot(targets, classes)"
-    require(jnp.issubdtype(targets.dtype, jnp.floating), expected, targets, repair, error=TypeError)
-
-
 def _mixed(share, x, partner):
     """``share`` of each example and the rest of its partner."""
     wide = widen(x)
     share = jnp.broadcast_to(share.reshape(-1, *[1] * (x.ndim - 1)).astype(wide.dtype), x.shape)
     return (share * wide + (1 - share) * wide[partner]).astype(x.dtype)
-
-
-def _interval(key, side, size):
-    """Which of ``size`` positions are in an interval of ``side * size`` around a uniform center, (batch, size)."""
-    # Rounded down to pixels; the center may be at the border, where the interval is cut.
-    length = (side * size).astype(jnp.int32)
-    start = jax.random.randint(key, side.shape, 0, size, length.dtype) - length // 2
-    positions = jnp.broadcast_to(jnp.arange(size, dtype=length.dtype), (side.shape[0], size))
-    start, length = (jnp.broadcast_to(one[:, None], positions.shape) for one in (start, length))
-    return (positions >= start) & (positions < start + length)

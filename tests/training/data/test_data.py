@@ -12,7 +12,6 @@ import pytest
 from jaxblocks import one_hot
 from jaxblocks.core.keys import child_key
 from jaxblocks.training import (
-    cutmix,
     gaussian_noise,
     minibatches,
     mixup,
@@ -257,34 +256,6 @@ def test_mixup_mixes_inputs_and_targets_by_one_share():
         TypeError, match=r"mixup expected targets that are floating-point, .* for labels pass one_hot\("
     ):
         mixup(jax.random.key(0), x, labels)
-
-
-def test_cutmix_pastes_a_rectangle_and_mixes_targets_by_its_area():
-    labels = jnp.arange(4)
-    images = jnp.broadcast_to(labels[:, None, None, None].astype(jnp.uint8), (4, 6, 10, 1))
-    run = jax.jit(jax.vmap(lambda key: cutmix(key, images, one_hot(labels, 4))))
-    mixed, targets = map(np.asarray, run(jax.random.split(jax.random.key(0), 200)))
-    assert mixed.dtype == np.uint8
-    areas = np.stack([(mixed == label).mean((2, 3, 4)) for label in range(4)], -1)
-    np.testing.assert_allclose(targets, areas, atol=1e-6)
-    pasted = mixed[..., 0] != np.arange(4)[None, :, None, None]  # (key, example, height, width)
-    rows, columns = pasted.any(3), pasted.any(2)
-    np.testing.assert_array_equal(pasted, rows[..., :, None] & columns[..., None, :])  # a product of two sets
-    for line in (rows, columns):  # that are intervals
-        assert (np.abs(np.diff(line.astype(int), axis=-1, prepend=0, append=0)).sum(-1) <= 2).all()
-    inner = (rows.sum(-1) > 0) & ~rows[..., [0, -1]].any(-1) & ~columns[..., [0, -1]].any(-1)  # not cut at the border
-    height, width = rows.sum(-1)[inner] / 6, columns.sum(-1)[inner] / 10
-    assert inner.sum() > 50 and np.abs(height - width).max() < 1 / 6 + 1e-6  # the aspect of the image, rounded down
-    assert set(rows.any(1).sum(0) > 0) == {True}
-    assert 0.5 < targets[:, labels, labels].mean() < 0.9
-
-
-def test_cutmix_works_where_64_bits_are_enabled():
-    """Positions are in the dtype of lengths, since strict promotion mixes no two of them."""
-    with jax.enable_x64(True):
-        images, targets = jnp.ones((4, 6, 10, 1), jnp.float32), jnp.eye(4, dtype=jnp.float32)
-        mixed, targets = jax.eval_shape(cutmix, jax.random.key(0), images, targets)
-    assert mixed.dtype == targets.dtype == jnp.float32
 
 
 def test_noise_has_the_given_scale_and_is_drawn_for_every_entry():
