@@ -19,7 +19,7 @@ of PyTorch need PyTorch.
 
 from jaxblocks.core.lazy import explain_missing_names
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
-from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose, without_batch
+from jaxblocks.interop.layouts import Layout, conv_kernel, keep, transpose, without_batch
 from jaxblocks.interop.pretrained import Pretrained, build, load, match, save
 from jaxblocks.interop.reports import Match, Report
 from jaxblocks.interop.rules import Source, merge_qkv
@@ -45,8 +45,6 @@ __all__ = [
     # Layouts.
     "conv_kernel",
     "keep",
-    "lstm_gates",
-    "split_heads",
     "transpose",
     "without_batch",
     "Layout",

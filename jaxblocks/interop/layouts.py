@@ -8,12 +8,7 @@ cells are transposed, kernels of convolutions have their axes reordered, everyth
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import PositiveInt, checked
-
-__all__ = ["Layout", "conv_kernel", "keep", "layout_of_leaf", "lstm_gates", "split_heads", "transpose", "without_batch"]
+__all__ = ["Layout", "conv_kernel", "keep", "layout_of_leaf", "transpose", "without_batch"]
 
 
 class Layout(NamedTuple):
@@ -24,9 +19,13 @@ class Layout(NamedTuple):
         load: the tensor of the other library to the param, a function of arrays that JAX can trace, or of NumPy arrays.
         save: the param to the tensor, its inverse.
 
-    >>> flipped = Layout("flipped", lambda x: x[::-1], lambda x: x[::-1])
-    >>> flipped
-    flipped
+    >>> heads = Layout(
+    ...     "heads",
+    ...     lambda x: x.reshape(len(x), -1),
+    ...     lambda x: x.reshape(len(x), 2, -1),
+    ... )
+    >>> heads.load(np.zeros((8, 2, 4))).shape, heads.save(np.zeros((8, 8))).shape
+    ((8, 8), (8, 2, 4))
     """
 
     name: str
@@ -54,52 +53,6 @@ conv_kernel = Layout(
 without_batch = Layout("without_batch", lambda x: x[0], lambda x: x[None])
 """A param that the other library stores with an axis of size 1 for the batch, such as a class token ``(1, 1, c)``, or
 one number that it stores as an array of one entry, such as the slope of `PReLU`."""
-
-
-@checked
-def split_heads(heads: PositiveInt) -> Layout:
-    """The kernel or bias of a map from features to heads that the other library stores with an axis of heads, as Flax.
-
-    ``(in, heads, head_dim)`` becomes ``(in, heads * head_dim)``, and ``(heads, head_dim)`` of a bias becomes ``(heads *
-    head_dim,)``.
-
-    >>> heads = split_heads(2)
-    >>> heads.load(np.zeros((8, 2, 4))).shape, heads.save(np.zeros(8)).shape
-    ((8, 8), (2, 4))
-    """
-    return Layout(
-        f"split_heads({heads})",
-        lambda x: x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1]),
-        lambda x: x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads),
-    )
-
-
-@checked
-def lstm_gates(*, order: str = "ifgo") -> Layout:
-    """The kernel or bias of an LSTM whose gates are in another order than here, which is i, f, g, o as in PyTorch.
-
-    The gates are blocks of the last axis of a bias, and of the first axis of a kernel ``(4 * hidden, in)``, which is
-    transposed, as in PyTorch.
-
-    Args:
-        order: that of the other library: ``"ifgo"`` in PyTorch, ``"iofg"`` in ONNX with g its c.
-
-    >>> print(lstm_gates(order="iofg").load(np.array([1.0, 4.0, 2.0, 3.0])))
-    [1. 2. 3. 4.]
-    """
-    here = "ifgo"
-    named = order.lower().translate(str.maketrans("cj", "gg"))  # other names of g, as in ONNX and TensorFlow
-    repair = f"write order={named if sorted(named) == sorted(here) else here!r}"
-    require(sorted(order) == sorted(here), "an order of the four gates i, f, g, o", repr(order), repair)
-    # Two permutations, each the inverse of the other.
-    forth, back = [order.index(gate) for gate in here], [here.index(gate) for gate in order]
-
-    def reorder(x, places):
-        """Blocks of the last axis."""
-        blocks = x.reshape(*x.shape[:-1], 4, x.shape[-1] // 4)
-        return blocks[..., np.array(places), :].reshape(x.shape)
-
-    return Layout(f"lstm_gates({order})", lambda x: reorder(x.T, forth), lambda x: reorder(x, back).T)
 
 
 def layout_of_leaf(name: str, ndim: int) -> Layout:

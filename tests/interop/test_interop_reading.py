@@ -8,14 +8,15 @@ import pytest
 
 from jaxblocks import interop
 from jaxblocks.interop import files, reading
-from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose, without_batch
+from jaxblocks.interop.layouts import Layout, conv_kernel, keep, transpose, without_batch
 
 FLIPPED = Layout("flipped", lambda x: x[..., ::-1], lambda x: x[..., ::-1])
 FIRST_OF_TWO = Layout("repeated", lambda x: x[: len(x) // 2], lambda x: np.concatenate([x, x]))
+HEADS = Layout("heads", lambda x: x.reshape(len(x), -1), lambda x: x.reshape(len(x), 2, -1))
 CASES = [
     (keep, (7,), [7]), (keep, (5, 6), [6]), (keep, (5, 7), [2, 3, 2]), (keep, (), []), (transpose, (7, 5), [7]),
     (transpose, (9, 5), [3, 4, 2]), (conv_kernel, (5, 3, 2, 2), [5]), (conv_kernel, (6, 3, 2), [4, 2]),
-    (split_heads(2), (3, 2, 4), [4, 4]), (lstm_gates(order="iofg"), (8, 3), [8]), (without_batch, (1, 5, 3), [3]),
+    (HEADS, (3, 2, 4), [4, 4]), (without_batch, (1, 5, 3), [3]),
     (FLIPPED, (7,), [7]), (FLIPPED, (5, 6), [2, 4]), (FIRST_OF_TWO, (4, 3), [3]), (keep, (0, 3), [3]),
 ]  # fmt: skip
 DTYPES = [(jnp.bfloat16, np.float32), (np.float32, np.float32), (np.float16, jnp.bfloat16), (np.int32, np.int32)]

@@ -10,7 +10,7 @@ import pytest
 from cases import for_each
 
 import jaxblocks as jb
-from jaxblocks import ad, diffusion, inspection, interop, layers, models, plotting, tensors, theory
+from jaxblocks import ad, diffusion, inspection, layers, models, plotting, tensors, theory
 
 KEY = jax.random.key(0)
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -87,8 +87,6 @@ ROWS = {
     "null of another shape": (diffusion.drop_condition, dict(null=X[0], key=KEY, condition=jnp.arange(3), rate=0.5)),
     "covariances": (diffusion.gaussian_mixture, dict(covariances=np.float32([[[2, 1], [0, 2]]]), means=X[:1])),
     "position": (inspection.receptive_field, dict(position=(9,), layer=jnp.sin, shape=(3, 2))),
-    "gates of ONNX": (interop.lstm_gates, dict(order="iofc")),
-    "gates of nothing": (interop.lstm_gates, dict(order="abcd")),
     "batch of a query": (layers.soft_lookup, dict(query=X, keys=np.ones((4, 5, 2)), values=np.ones((4, 5, 1)))),
     "heads of keys": (jb.Attention, dict(kv_heads=5, heads=8)),
     "lengths of a batch": (masked, dict(lengths=np.ones(5, int))),
