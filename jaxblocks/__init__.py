@@ -14,8 +14,6 @@ from importlib import import_module as _import_module
 from pkgutil import iter_modules as _iter_modules
 import typing as _typing
 
-from jaxblocks.backend.jaxlib import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is_wrong
-
 # The contract: the two kinds of layers.
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
 
@@ -182,9 +180,6 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         from jaxblocks.checks.names import missing_name  # few names do not exist
 
         raise AttributeError(missing_name("jaxblocks", name))
-
-
-_warn_if_jaxlib_is_wrong()
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,8 @@ platform a program is traced, `precision` has the dtypes and the precision of ar
 norms whose derivatives do not underflow, `matrix_functions` functions of symmetric matrices, `powers_of_two` units of
 arrays, `varying` the types of arrays inside `jax.shard_map`, `symbolic_sizes` comparisons of sizes that `jax.export`
 leaves open, `sliding_windows` the geometry of convolution and pooling, `interpolation` the weights of resizing,
-`draws` random kernels and orders, `jit_cache` the compiled programs that are kept, `derivative_rules` whether layers
-use derivative rules of their own, and `jaxlib` the warning about a version of jaxlib that computes wrong derivatives.
+`draws` random kernels and orders, `jit_cache` the compiled programs that are kept, and `derivative_rules` whether
+layers use derivative rules of their own.
 """
 
 from jaxblocks.backend.platforms import lowering_for

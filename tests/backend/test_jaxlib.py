@@ -1,4 +1,4 @@
-"""The warning about the jaxlib with wrong Jacobians."""
+"""What depends on the version of jaxlib, and on the order of imports."""
 
 import os
 import subprocess
@@ -7,10 +7,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jaxblocks
-from jaxblocks.backend import jaxlib as jaxlib_check
 
 
 def layer_norm(x):
@@ -25,13 +23,10 @@ def test_jacobians_under_jit_are_correct():
     assert np.max(np.abs(np.asarray(compiled) - np.asarray(forward))) < 2e-6
 
 
-def test_modules_load_independently_and_the_affected_jaxlib_warns_at_import():
-    """A checkpointed scan loads neither the traces nor the planner.
-
-    `import jaxblocks` warns where the version is 0.10.2, once, and the warning names a line of the user.
-    """
+def test_modules_load_independently():
+    """A checkpointed scan loads neither the traces nor the planner."""
     code = """
-import sys, types, warnings, jax, jaxlib.version
+import sys, types, jax
 package = types.ModuleType("jaxblocks")
 package.__path__ = [sys.argv[1]]
 sys.modules["jaxblocks"] = package
@@ -39,26 +34,8 @@ import jaxblocks.ad.checkpointing
 loaded = {name.rpartition(".")[2] for name in sys.modules if name.startswith("jaxblocks.ad.")}
 assert not loaded & {"traces", "planning", "jacobians", "counting", "sparse"}, loaded
 assert callable(jaxblocks.ad.cost_table) and callable(jaxblocks.ad.costs.cost_tables.cost_table)
-for name in [name for name in sys.modules if name.partition(".")[0] == "jaxblocks"]:
-    del sys.modules[name]
-jaxlib.version.__version__ = "0.10.2"
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import jaxblocks  # this line
-    jaxblocks.hvp(jax.numpy.sum, jax.numpy.ones(2), jax.numpy.ones(2))
-print(len(caught), caught[0].category.__name__, caught[0].filename, caught[0].lineno)
 """
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, "-c", code, os.path.dirname(jaxblocks.__file__)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.stdout == "1 RuntimeWarning <string> 15\n", done.stdout + done.stderr
-
-
-def test_the_warning_depends_on_the_version_and_on_the_flags(monkeypatch):
-    for number, flags in (("0.10.2", f"--xla_cpu_multi_thread_eigen=false {jaxlib_check._WORKAROUND}"), ("0.12.0", "")):
-        monkeypatch.setattr(jaxlib_check.jaxlib.version, "__version__", number)
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        jaxlib_check.warn_if_jaxlib_is_wrong()
-    monkeypatch.setattr(jaxlib_check.jaxlib.version, "__version__", "0.10.2")
-    with pytest.warns(RuntimeWarning, match="XLA_FLAGS=--xla"):
-        jaxlib_check.warn_if_jaxlib_is_wrong()
+    assert done.returncode == 0, done.stderr
