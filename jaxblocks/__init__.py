@@ -10,7 +10,6 @@ function of arrays or of functions::
     logits = jax.jit(net.apply)(params, x)
 """
 
-from importlib import import_module as _import_module
 from pkgutil import iter_modules as _iter_modules
 import typing as _typing
 
@@ -154,32 +153,24 @@ if _typing.TYPE_CHECKING:  # imported at first use
 
 __version__ = "0.1.0"
 
-_LATER = {
-    "ad": (
-        "cost_table count_flops directional_curvature hessian hvp jacobian laplacian ntk per_example_gradients "
-        "trace_table"
-    ).split(),
-    "inspection": ["count_params", "layer_outputs", "summary", "variance_report"],
-    "testing": ["check_layer"],
-    "training": (
-        "evaluate fit init_train_state load_checkpoint minibatches predict save_checkpoint train_step "
-        "train_val_test_split"
-    ).split(),
-}
 _SUBMODULES = tuple(module.name for module in _iter_modules(__path__))
 
-
 if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not exist
+    from jaxblocks.core.lazy import lazy_names as _lazy_names
 
-    def __getattr__(name: str):
-        if name in _SUBMODULES:
-            return _import_module(f"jaxblocks.{name}")
-        for module, names in _LATER.items():
-            if name in names:
-                return getattr(_import_module(f"jaxblocks.{module}"), name)
-        from jaxblocks.checks.names import missing_name  # few names do not exist
-
-        raise AttributeError(missing_name("jaxblocks", name))
+    _LATER = {
+        "ad": (
+            "cost_table count_flops directional_curvature hessian hvp jacobian laplacian ntk per_example_gradients "
+            "trace_table"
+        ),
+        "inspection": "count_params layer_outputs summary variance_report",
+        "testing": "check_layer",
+        "training": (
+            "evaluate fit init_train_state load_checkpoint minibatches predict save_checkpoint train_step "
+            "train_val_test_split"
+        ),
+    }
+    __getattr__ = _lazy_names("jaxblocks", dict.fromkeys(_SUBMODULES, "") | _LATER)[0]
 
 
 def __dir__() -> list[str]:
