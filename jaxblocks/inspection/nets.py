@@ -4,6 +4,7 @@ Combinators run each child in a named scope and name its outputs, so the jaxpr s
 belongs to.
 """
 
+import functools
 import math
 import re
 import shutil
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -443,28 +444,26 @@ def _trace(net, inputs, side):
     return params, len(jax.tree.leaves((params, state))), closed, outputs
 
 
-class _Meaning(NamedTuple):
-    """Of a variable: the number of products on the longest path from the inputs (``None`` if it has no such path), and
-    whether it depends on params."""
-
-    depth: int | None
-    params: bool
+_FIXED, _PARAM = -2, -1
+"""The depths of what has no path from the inputs of a net: numbers, and params with what is computed from them."""
 
 
 def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
-    """The largest number of products with params on a path, and the largest number of features before the last."""
+    """The largest number of products with params on a path, and the largest number of features before the last.
+
+    The depth of a variable is the number of products on the longest path from the inputs.
+    """
     products: list[tuple[int, int]] = []  # the depth and the features of each
+    deepest = functools.partial(max, default=_FIXED)
 
     def default(step):
-        depths = [one.depth for one in step.operands if one.depth is not None]
-        found = _Meaning(max(depths, default=None), any(one.params for one in step.operands))
+        depth = deepest(step.operands)
         if step.name in DOTS or not opens(step):
-            # The operand that depends on the input is x, the other one may be a kernel.
-            x, kernel = sorted(step.operands[:2], key=lambda one: one.depth is None)
-            if x.depth is not None and kernel.depth is None and kernel.params:
-                found = _Meaning(x.depth + 1, True)
-                products.append((x.depth + 1, _features(step)))
-        return [found] * len(step.equation.outvars)
+            kernel, x = sorted(step.operands[:2])
+            if kernel == _PARAM and x >= 0:
+                depth = x + 1
+                products.append((depth, _features(step)))
+        return [depth] * len(step.equation.outvars)
 
     def opens(step):  # calls, but those that are a convolution
         return share_of_products(step.params) is None
@@ -474,27 +473,20 @@ def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
         body, n = as_closed(step.params["jaxpr"]), len(carry)
         iterate = lambda carry: step.interpret(body, [*constants, *carry, *slices])
         first = iterate(carry)
-        if any(one.depth is not None for one in slices):  # over time
+        if deepest(slices) >= 0:  # over time
             return first
         # The second iteration shows by how much the depth grows in each one; the others add as much.
         second, more = iterate(first[:n]), step.params["length"] - 1
-        grown = lambda one, two: (
-            two if one.depth is None else one._replace(depth=one.depth + more * (two.depth - one.depth))
-        )
-        return list(map(grown, first, second))
+        return [two if one < 0 else one + more * (two - one) for one, two in zip(first, second, strict=True)]
 
     def cond(step):
         branches = [step.interpret(as_closed(body), step.operands[1:]) for body in step.params["branches"]]
-        return [
-            max(several, key=lambda one: -1 if one.depth is None else one.depth)
-            for several in zip(*branches, strict=True)
-        ]
+        return list(map(max, zip(*branches, strict=True)))
 
-    # Params and state are not on a path from the inputs.
-    inputs = [_Meaning(None, True) if i < n_held else _Meaning(0, False) for i in range(len(closed.jaxpr.invars))]
-    constant = lambda value: _Meaning(None, False)
+    inputs = [_PARAM if i < n_held else 0 for i in range(len(closed.jaxpr.invars))]
+    constant = lambda value: _FIXED
     outputs = interpret(closed, inputs, default, rules={"scan": scan, "cond": cond}, constant=constant, opens=opens)
-    depth = max((one.depth for one in outputs if one.depth is not None), default=0)
+    depth = max(deepest(outputs), 0)
     return depth, max((features for at, features in products if at < depth), default=0)
 
 
@@ -506,7 +498,7 @@ def _features(step: Step) -> int:
         return shapes[1][numbers.rhs_spec[0]]
     if step.name not in DOTS:  # a depthwise convolution
         return shapes[1][-1]
-    side = 0 if step.operands[0].depth is None else 1  # of the kernel
+    side = step.operands.index(_PARAM)  # of the kernel
     numbers = step.params["ragged_dot_dimension_numbers"].dot_dimension_numbers if numbers is None else numbers
     contracted, batch = (both[side] for both in numbers)
     return math.prod(n for axis, n in enumerate(shapes[side]) if axis not in (*contracted, *batch))
