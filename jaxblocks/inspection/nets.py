@@ -6,9 +6,6 @@ belongs to.
 
 import functools
 import math
-import re
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,8 +75,7 @@ class LayerRow:
 class Summary:
     """What `summary` returns: the layers of a net in the order in which they run.
 
-    It prints as a table, in a notebook as HTML. In a terminal that is narrower than the table, outputs are broken into
-    lines, one or more shapes in each.
+    It prints as a table, in a notebook as HTML.
 
     Attributes:
         rows: a `LayerRow` for each layer, that of the whole net last.
@@ -125,16 +121,7 @@ class Summary:
             lines.append((label, outputs, *(f"{n:,}" for n in numbers), f"{row.count.flops / whole:.1%}"))
         headers = ("layer", "output", "params", "MACs", "operations", "share")
         align = ("left", "left", "right", "right", "right", "right")
-        options: dict[str, Any] = dict(colalign=align, disable_numparse=True, preserve_whitespace=True)
-        if style == "simple" and sys.stdout is not None and sys.stdout.isatty():
-            cells = zip(headers, *lines, strict=True)
-            label, _, *others = (max(len(name) + 2, *map(len, column)) for name, *column in cells)
-            left = shutil.get_terminal_size().columns - label - sum(others) - 2 * (len(headers) - 1)
-            options |= dict(maxcolwidths=[None, max(left, 1)], break_long_words=False)
-            # A shape and the number of its arrays stay in one line.
-            lines = [(name, re.sub(" (?=[0-9x])", "\N{NO-BREAK SPACE}", made), *rest) for name, made, *rest in lines]
-            return tabulate(lines, headers, style, **options).replace("\N{NO-BREAK SPACE}", " ")
-        return tabulate(lines, headers, style, **options)
+        return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
 
     def __str__(self) -> str:
         hidden = f", {self.n_hidden} hidden, of width {self.width}" if self.n_hidden else ""
