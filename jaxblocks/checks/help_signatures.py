@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from jax.typing import DTypeLike
@@ -15,7 +15,7 @@ __all__ = ["ReadableSignature", "type_in_words"]
 class ReadableSignature(inspect.Signature):
     """The signature of a function, which is read when it is needed, and prints its types in words.
 
-    Its parameters have the annotations themselves; only the text differs.
+    Its parameters are those of the function; only the text differs.
 
     >>> from jaxblocks.checks import PositiveInt
     >>> def f(features: PositiveInt, *, activation: Callable = relu) -> PositiveInt: ...
@@ -26,60 +26,27 @@ class ReadableSignature(inspect.Signature):
     def __init__(self, function: Callable):
         """Remember the function; importing a module reads no signature."""
         self._function = function
-        self._found: inspect.Signature | None = None
-
-    def plain(self) -> inspect.Signature:
-        """The signature as ``inspect`` reads it from the function."""
-        if self._found is None:
-            self._found = inspect.signature(self._function)
-        return self._found
 
     @functools.cached_property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:  # type: ignore[override]
-        """The parameters."""
-        return types.MappingProxyType({p.name: _Readable.of(p) for p in self.plain().parameters.values()})
+    def plain(self) -> inspect.Signature:
+        """The signature as ``inspect`` reads it from the function."""
+        return inspect.signature(self._function)
 
-    @property
-    def return_annotation(self) -> Any:  # type: ignore[override]
-        """The annotation of the result."""
-        return self.plain().return_annotation
-
-    def replace(self, **changes: Any) -> inspect.Signature:  # type: ignore[override]
-        """A plain signature with changes."""
-        return self.plain().replace(**changes)
-
-    __replace__ = replace
-
-    def __reduce__(self):
-        return ReadableSignature, (self._function,)
-
-    def __str__(self) -> str:
-        return str(_in_words(self.plain()))
+    parameters = property(lambda self: self.plain.parameters)  # type: ignore[assignment]
+    return_annotation = property(lambda self: self.plain.return_annotation)  # type: ignore[assignment]
+    replace = __replace__ = lambda self, **changes: self.plain.replace(**changes)  # type: ignore[assignment]
+    __reduce__ = lambda self: (ReadableSignature, (self._function,))
+    __str__ = lambda self: str(_in_words(self.plain))
 
     def format(self, **options: Any) -> str:
         """The text, which ``help`` shows from Python 3.13 on."""
-        return _in_words(self.plain()).format(**options)  # type: ignore[attr-defined]
+        return _in_words(self.plain).format(**options)  # type: ignore[attr-defined]
 
 
-class _Readable(inspect.Parameter):
-    """A parameter that prints its type in words."""
+class _Shown(str):
+    """A text that prints without quotes."""
 
-    @classmethod
-    def of(cls, p: inspect.Parameter) -> "_Readable":
-        return cls(p.name, p.kind, default=p.default, annotation=p.annotation)
-
-    def __str__(self) -> str:
-        return str(_parameter_in_words(self))
-
-
-class _Shown:
-    """An object that prints as a text."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __repr__ = str.__str__
 
 
 def _in_words(signature: inspect.Signature) -> inspect.Signature:

@@ -31,7 +31,6 @@ def test_the_parameters_are_those_of_the_function():
     """Only the text differs: annotations, defaults, calls, and changed signatures; copies of functions have it too."""
     signature = inspect.signature(jb.Dense)
     assert signature.parameters["features"].annotation == PositiveInt
-    assert str(signature.parameters["features"]) == "features: int >= 1"
     assert signature.parameters["bias_init"].default is jb.initializers.zeros
     assert signature.bind(3, use_bias=False).arguments == {"features": 3, "use_bias": False}
     assert list(signature.replace(parameters=[]).parameters) == []
