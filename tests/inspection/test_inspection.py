@@ -119,7 +119,8 @@ def test_counts_depend_on_side_inputs():
         (Serial(Recurrent(TanhCell(3)), Dense(2)), (8, 5), (2, 1, 3)),
         (Serial(Conv(6, (3,)), relu, DepthwiseConv((3,), padding="same"), Dense(2)), (9, 4), (3, 2, 6)),
         (Serial(Attention(heads=2), WeightNorm(Dense(8)), Dense(3)), (5, 4), (4, 3, 8)),  # values, outputs, two more
-        (Serial(lambda x: x @ jnp.ones((4, 9)), Dense(3), relu, Dense(2)), (8, 4), (2, 1, 3)),  # a fixed matrix is no kernel
+        # A fixed matrix is no kernel.
+        (Serial(lambda x: x @ jnp.ones((4, 9)), Dense(3), relu, Dense(2)), (8, 4), (2, 1, 3)),
         (Serial(Layer(lambda key, x: jnp.ones((7, 4)), lambda w, x: w @ x), Dense(3)), (4, 8), (2, 1, 7)),
     ],
     ids=lambda value: str(value)[:20],
