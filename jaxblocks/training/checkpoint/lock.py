@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import os
-import socket
 from pathlib import Path
 
 from jaxblocks.checks.errors import public_name, require
@@ -20,24 +18,19 @@ def lock_directory(directory: Path) -> contextlib.ExitStack:
 
     It raises if this is not possible, or if another run has the lock. The operating system releases the lock when the
     process ends, also by a kill: the file that a killed process leaves behind is not locked, and a forked process does
-    not keep the lock. The file names the process, for the error message. On a file system without locks, two runs are
-    not detected; on a network file system, they are detected where it passes ``flock`` on to its server, as NFS does
-    since Linux 2.6.12.
+    not keep the lock. On a file system without locks, two runs are not detected; on a network file
+    system, they are detected where it passes ``flock`` on to its server, as NFS does since Linux 2.6.12.
     """
     filelock = library("filelock", "locks the directory of checkpoints", "train")
     path, held = directory / ".lock", contextlib.ExitStack()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(
-            path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner
-        )
+        lock = filelock.FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
         lock.acquire()
         held.callback(_release, lock, path)
     except filelock.Timeout:
-        owner, wait = _owner(path), "wait for that run"
-        if owner == _this_process():
-            owner, wait = "this process", "leave out checkpoint_dir beside checkpoints(...)"
-        got, repair = f"{directory}, which {owner} uses", f"pass another directory, or {wait}"
+        repair = "pass another directory, wait for that run, or leave out checkpoint_dir beside checkpoints(...)"
+        got = f"{directory}, which is locked"
         require(False, "a directory that no other run uses", got, repair, error=RuntimeError)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -62,19 +55,3 @@ def _release(lock, path: Path) -> None:
     with contextlib.suppress(OSError):  # Windows cannot remove an open file
         path.unlink()
     lock.release()
-
-
-def _owner(path: Path) -> str:
-    with contextlib.suppress(OSError):  # Windows lets no other process read it
-        return path.read_text(errors="replace")[:200] or "another process"
-    return "another process"
-
-
-def _write_owner(file: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk
-        os.truncate(file, 0)
-        os.write(file, _this_process().encode())
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
