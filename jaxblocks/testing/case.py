@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.typing import DTypeLike
 
-from jaxblocks.ad.programs.jaxprs import Step, interpret
 from jaxblocks.checks.errors import describe
 from jaxblocks.core.children import require_pair
 from jaxblocks.core.keys import keys_for
@@ -169,16 +169,8 @@ class Case:
 
 def evaluated(traced: jax.stages.Traced, key: Any, inputs: tuple) -> Tree:
     """The results of a traced function, by the programs of its single operations, which eager calls have compiled."""
-
-    def operation(step: Step) -> list:
-        primitive = step.equation.primitive
-        results = primitive.bind(*step.operands, **step.params)
-        return results if primitive.multiple_results else [results]
-
-    # A clone: the eager calls use the same key.
-    leaves = jax.tree.leaves((jax.random.clone(key), inputs))
-    results = interpret(traced.jaxpr, leaves, operation, opens=lambda step: step.name not in ("jit", "pjit"))
-    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+    leaves = jax.tree.leaves((jax.random.clone(key), inputs))  # a clone: the eager calls use the same key
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), jaxpr_as_fun(traced.jaxpr)(*leaves))
 
 
 def out_shapes(traced: jax.stages.Traced) -> Tree:
