@@ -27,6 +27,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from jaxblocks.backend.varying import is_tracing
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeInt, checked
 from jaxblocks.core.lazy import explain_missing_names
@@ -244,7 +245,7 @@ def with_automatic_axes(tree: PyTree) -> PyTree:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         return jax.device_put(x, sharding)
 
-    if not any(map(_is_explicit, jax.tree.leaves(tree))) or _is_tracing():
+    if not any(map(_is_explicit, jax.tree.leaves(tree))) or is_tracing():
         return tree  # the same object
     return jax.tree.map(lambda leaf: placed(leaf) if _is_explicit(leaf) else leaf, tree)
 
@@ -265,19 +266,11 @@ def without_explicit_axes() -> Iterator[None]:
     ...         jax.sharding.get_mesh().axis_types
     (Auto,)
     """
-    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types or _is_tracing():
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types or is_tracing():
         yield
         return
     with jax.set_mesh(cast(Mesh, _automatic(jax.sharding.get_mesh()))):
         yield
-
-
-def _is_tracing() -> bool:
-    try:
-        jax.sharding.get_mesh()
-    except ValueError:  # which JAX raises exactly then
-        return True
-    return False
 
 
 def _check_mesh(mesh) -> None:

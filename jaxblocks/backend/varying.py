@@ -14,7 +14,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-__all__ = ["as_structs", "inside_shard_map", "replicated", "sharded_like", "varying_like"]
+__all__ = ["as_structs", "inside_shard_map", "is_tracing", "replicated", "sharded_like", "varying_like"]
 
 
 def inside_shard_map() -> bool:
@@ -24,6 +24,19 @@ def inside_shard_map() -> bool:
     False
     """
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def is_tracing() -> bool:
+    """Whether JAX traces a function here, also under an eager `jax.vmap` or `jax.grad`.
+
+    >>> is_tracing(), bool(jax.jit(lambda: is_tracing())())
+    (False, True)
+    """
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:  # which JAX raises exactly then
+        return True
+    return False
 
 
 def as_structs(tree: PyTree) -> PyTree:

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.backend.jit_cache import kept
 from jaxblocks.backend.platforms import platform
+from jaxblocks.backend.varying import is_tracing
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.layer_inputs import reject_shapes
@@ -175,7 +175,7 @@ def _beginning(key, net, optimizer, inputs, side, *, nested: bool = False) -> Ca
     leaves, structure = jax.tree.flatten(inputs)
     as_layer(net)  # raises if it is none
     static = net, optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
-    if side.keys() <= {"train"} and _is_outside():
+    if side.keys() <= {"train"} and not is_tracing():
         return _jitted_beginning(platform() == "cpu" and not nested, *static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
 
@@ -204,14 +204,6 @@ def check_no_carry(net, optimizer, state, x) -> None:
     repair = "leave out stateful=True and caches, or pass pieces of sequences in their order to train_step"
     expected = "state that belongs to no example, since batches are drawn in random order"
     require(not named, expected, f"a row for each example in {', '.join(named[:4])}", repair)
-
-
-def _is_outside() -> bool:
-    """Whether the caller is outside of all transformations, where no value is traced."""
-    from jax.extend.core import get_opaque_trace_state  # imported here, because it imports Pallas
-
-    with ThreadPoolExecutor(1) as thread:  # a new thread is outside
-        return get_opaque_trace_state() == thread.submit(get_opaque_trace_state).result()
 
 
 @kept(8)
