@@ -117,9 +117,8 @@ def check_entries(x: Any, holds: Callable, message: str, *, check: bool = False)
     ValueError: jaxblocks expected p <= 1, got values up to 2.0; divide them.
     """
     known = checkable(x, check)
-    if known is not None:
-        low, high = known.min(initial=jnp.inf), known.max(initial=-jnp.inf)  # of no entries too
-        check_values(holds(known), message, check=check, low=low, high=high)
+    if known is not None and known.size:
+        check_values(holds(known), message, check=check, low=known.min(), high=known.max())
 
 
 def check_range(name: str, x: Any, least: float | int, most: Any, repair: str, *, check: bool = False) -> None:
@@ -132,17 +131,14 @@ def check_range(name: str, x: Any, least: float | int, most: Any, repair: str, *
     ...
     ValueError: jaxblocks expected ids from 0 to 6, got ids from 0 to 7; make the table larger.
     """
-    known = checkable(x, check)
-    if known is not None and known.size:
+
+    def inside(known):
         integer = jnp.issubdtype(known.dtype, jnp.integer)
         top = min(most, jnp.iinfo(known.dtype).max) if integer else most  # uint8 cannot hold 999
-        check_values(
-            ~((known < least) | (known > top)),
-            f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
-            check=check,
-            low=known.min(),
-            high=known.max(),
-        )
+        return ~((known < least) | (known > top))
+
+    message = f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}"
+    check_entries(x, inside, message, check=check)
 
 
 def check_values(ok: Any, message: str, *, check: bool = False, **values: Any) -> None:
