@@ -194,12 +194,6 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             _require(index, is_file, f"the file {file} with tensor {name!r}", "no such file")
             files[file] = _read_safetensors(shard) if shard.suffix == ".safetensors" else _read_torch(shard)
         _require(index, name in files[file], f"tensor {name!r} in {file}", "no such tensor there")
-    # Files with tensors that the index does not name belong to another version of it.
-    for file, tensors in files.items():
-        for name in tensors:
-            _require(
-                index, places.get(name) == file, f"an entry for tensor {name!r} of {file}", _short(places.get(name))
-            )
     return {name: files[file][name] for name, file in places.items()}
 
 
