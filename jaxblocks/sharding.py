@@ -300,10 +300,7 @@ def _made_by(rule) -> str:
 
 def _automatic(mesh):
     """The same mesh with automatic axes."""
-    types = (AxisType.Auto,) * len(mesh.axis_names)
-    if isinstance(mesh, AbstractMesh):
-        return AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, axis_types=types)
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def _size_of(axis: str, mesh) -> int:

@@ -113,9 +113,6 @@ class Plan(NamedTuple):
         """Whether it needs a tensor: params do, and the mean and the variance of running statistics."""
         return not self.is_state or self.is_statistic("mean", "variance")
 
-    def __repr__(self) -> str:
-        return f"{self.path} <- {self.source}"
-
 
 LEAVES = {
     "kernel": "weight",

@@ -135,11 +135,11 @@ class Case:
 
         def derivatives(params, state, x, direction, cotangent):
             f, _ = differentiable_part(self, params, state, self.inputs)
-            y, tangent, rest = jax.jvp(f, (x,), (direction,), has_aux=True)
+            y, tangent, _ = jax.jvp(f, (x,), (direction,), has_aux=True)
             _, pull, _ = jax.vjp(f, x, has_aux=True)
             # The cotangent has the dtypes of the outputs, which may be narrower.
             pulled = pull([u.astype(leaf.dtype) for u, leaf in zip(cotangent, y, strict=True)])[0]
-            return (y, rest), tangent, pulled
+            return y, tangent, pulled
 
         return jax.jit(derivatives)
 

@@ -21,12 +21,11 @@ class _Derivatives(NamedTuple):
     direction: list
     cotangent: list
     outputs: list
-    other_outputs: list
     tangent: list
     pulled: list
 
 
-def in_float64(case: Case, params: Tree, state: Tree, moves: Sequence[float] = (0.0,)) -> list[_Derivatives]:
+def in_float64(case: Case, params: Tree, state: Tree, moves: Sequence[float]) -> list[_Derivatives]:
     """Outputs and derivatives in float64, at params and inputs that are moved along a random direction.
 
     What the layer freezes stays where it is: entries of params that it passes to ``jax.lax.stop_gradient`` and that
@@ -40,12 +39,11 @@ def in_float64(case: Case, params: Tree, state: Tree, moves: Sequence[float] = (
             state = jax.tree.map(lambda leaf, like: as_dtype(leaf, like.dtype), state, like)
         x = partition((cast_to(params, jnp.float64), wide.inputs))[0]
         direction, found = random_like(x, 1), []
-        constant, along = _constants_of(case) if len(moves) > 1 else (), direction
+        constant, along = _constants_of(case), direction
         for move in moves:
             place = [np.asarray(a) + move * b for a, b in zip(x, along, strict=True)]
-            (y, rest), *derivatives = wide._jitted_derivatives(case._initial[0], state, place, direction, cotangent)
-            results = jax.tree.map(np.asarray, (y, rest, *derivatives))
-            found.append(_Derivatives(direction, cotangent, *results))
+            results = wide._jitted_derivatives(case._initial[0], state, place, direction, cotangent)
+            found.append(_Derivatives(direction, cotangent, *jax.tree.map(np.asarray, results)))
             along = [
                 np.where(found[0].pulled[i] == 0, 0, each) if i in constant else each
                 for i, each in enumerate(direction)

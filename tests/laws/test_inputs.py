@@ -227,9 +227,6 @@ def attending(mask):
     return jax.eval_shape(lambda: net.apply(net.init(jax.random.key(0), x), x, mask=mask))
 
 
-HISTORY = jaxblocks.training.History(np.ones(1), np.ones(1), np.ones(1), {"loss": np.ones(1)})
-
-
 def trained():
     return jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X)
 
@@ -382,11 +379,6 @@ HABITS = {
         lambda: jaxblocks.fit(Dense(3), jaxblocks.mse, SGD, (X, X), key=jax.random.key(0), validation_split=0.2),
         r"split the rows by train_val_test_split, and pass validation=\(x, y\)",
         lambda: inspect.signature(jaxblocks.fit).bind_partial(validation=(X, X)),
-    ),
-    "a history by name": (
-        lambda: HISTORY["loss"],
-        r"'loss'; write history.step_loss, or history.validation\[\"loss\"\]",
-        lambda: (HISTORY.step_loss, HISTORY.validation["loss"]),
     ),
     "training": (
         lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),

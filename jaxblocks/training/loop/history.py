@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxblocks.checks.errors import require
 from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.training.callbacks.callback import Run
 
@@ -34,12 +33,6 @@ class History:
     step_epoch: np.ndarray
     epoch: np.ndarray
     validation: dict[str, np.ndarray]
-
-    __iter__ = __contains__ = None  # which `__getitem__` would make of it
-
-    def __getitem__(self, place):
-        """Raise: the fields are attributes."""
-        require(False, "an attribute in place of an index", repr(place), _REPAIR, error=TypeError)
 
     if not TYPE_CHECKING:  # a type checker reports such names itself
 
