@@ -356,9 +356,7 @@ def reject_unknown(named: Iterable[str], unknown: str, value, otherwise: str = "
     require(False, "one of its options" if named else "no options", repr(unknown), repair, error=TypeError)
 
 
-def _reject_number(
-    positional, named: Mapping, args: tuple, missing: list, *, any_number: bool
-) -> None:
+def _reject_number(positional, named: Mapping, args: tuple, missing: list, *, any_number: bool) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional), public_name()
     options = [one for one in named if one not in [place for place, _ in positional]]
