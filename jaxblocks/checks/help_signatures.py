@@ -35,8 +35,12 @@ class ReadableSignature(inspect.Signature):
     parameters = property(lambda self: self.plain.parameters)  # type: ignore[assignment]
     return_annotation = property(lambda self: self.plain.return_annotation)  # type: ignore[assignment]
     replace = __replace__ = lambda self, **changes: self.plain.replace(**changes)  # type: ignore[assignment]
-    __reduce__ = lambda self: (ReadableSignature, (self._function,))
-    __str__ = lambda self: str(_in_words(self.plain))
+
+    def __reduce__(self):
+        return ReadableSignature, (self._function,)
+
+    def __str__(self) -> str:
+        return str(_in_words(self.plain))
 
     def format(self, **options: Any) -> str:
         """The text, which ``help`` shows from Python 3.13 on."""
