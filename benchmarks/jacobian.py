@@ -176,25 +176,6 @@ def residual(width=256, blocks=4):
     return f, (point(width),)
 
 
-def narrow_residual(width=512, bottleneck=8, blocks=4, wide=None, norm=False, relu=False):
-    """Blocks x + g(x), branches with a bottleneck, wide layers around it, a norm before it, ReLU after the sum."""
-    sizes = (width, bottleneck, width) if wide is None else (width, wide, bottleneck, wide, width)
-    branches = [
-        [weights(a, b, seed=10 * k + i) for i, (a, b) in enumerate(itertools.pairwise(sizes))] for k in range(blocks)
-    ]
-
-    def f(x):
-        for *inner, last in branches:
-            h = layer_norm(x) if norm else x
-            for w in inner:
-                h = jnp.tanh(h @ w)
-            x = x + h @ last
-            x = jax.nn.relu(x) if relu else x
-        return x
-
-    return f, (point(width),)
-
-
 def lstm(length=32, d=16, h=64, out=10):
     w, u, v = weights(d, 4 * h), weights(h, 4 * h, seed=1), weights(h, out, seed=2)
 
@@ -233,18 +214,6 @@ NETS = {
     "LSTM 32x16-64-10": lstm,
     "small MLP 8-16-16-4": lambda: mlp(8, 16, 16, 4),
     "whole batch of 8, 64-64-4-64-64": lambda: batch_of(*mlp(64, 64, 4, 64, 64), 8),
-}
-NETS |= {
-    f"sums: 512, bottleneck {bottleneck}, {blocks} blocks": lambda bottleneck=bottleneck, blocks=blocks: (
-        narrow_residual(512, bottleneck, blocks)
-    )
-    for bottleneck in (4, 8, 16)
-    for blocks in (2, 4, 8)
-}
-NETS |= {
-    "sums: 512, bottleneck 8, 4 blocks, LayerNorm": lambda: narrow_residual(512, 8, 4, norm=True),
-    "sums: 512, bottleneck 8, 4 blocks, ReLU": lambda: narrow_residual(512, 8, 4, relu=True),
-    "sums: 512-512-8-512-512, 4 blocks": lambda: narrow_residual(512, 8, 4, wide=512),
 }
 NETS |= {
     f"pools: {side}x{side}x{colors} {of}, code {code}": lambda side=side, colors=colors, code=code, options=options: (

@@ -23,13 +23,10 @@ PALE = ("#CFE3F1", "#F7DAC6", "#CBEADF", "#F3DFEA", "#DDF0FB", "#FBEBC8", "#DDDD
 GRAY = "#666666"
 """The color of reference lines and annotations."""
 
-MODES: dict[str, str] = dict(
-    zip(("forward", "reverse", "product", "low-rank", "known"), (*PALETTE[:4], GRAY), strict=True)
-)
-"""The colors of the two modes of differentiation, of products of matrices, of low-rank factors, which take both modes,
-and of matrices that need no computation."""
+MODES: dict[str, str] = dict(zip(("forward", "reverse", "product", "known"), (*PALETTE[:3], GRAY), strict=True))
+"""The colors of the two modes of differentiation, of products of matrices, and of matrices that need no computation."""
 
-PALE_MODES: dict[str, str] = dict(zip(MODES, (*PALE[:4], PALE[6]), strict=True))
+PALE_MODES: dict[str, str] = dict(zip(MODES, (*PALE[:3], PALE[6]), strict=True))
 
 DASHES = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)))
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")

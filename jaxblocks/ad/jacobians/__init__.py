@@ -2,7 +2,7 @@
 
 Read `chains` first: the product of Jacobians and what each order costs. `jacobians` computes the Jacobian of any
 function by the plan that `jaxblocks.ad.planning` makes, which `execution` executes by `sweeps` and products of
-`blocks`; `low_rank` has diagonals plus narrow products. `sparse` needs few products where most entries are zero.
+`blocks`. `sparse` needs few products where most entries are zero.
 """
 
 from jaxblocks.ad.jacobians.chains import (

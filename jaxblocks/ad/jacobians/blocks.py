@@ -13,6 +13,7 @@ from jaxblocks.backend.varying import varying_like
 
 __all__ = [
     "Held",
+    "dot",
     "joined",
     "split_by",
     "transposed",
@@ -76,3 +77,14 @@ def zeros_as(shape, v) -> jax.Array:
 def value_of(v, values):
     """The value of a variable or of a literal."""
     return jnp.asarray(v.val, dtype_of(v)) if isinstance(v, Literal) else values[v]
+
+
+def dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+    """The product of two matrices over one axis of each, in the wider of their dtypes and at full precision.
+
+    >>> dot(jnp.ones((2, 3)), jnp.ones((2, 3)), 1, 1).shape
+    (2, 2)
+    """
+    dtype = max(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)  # stages may differ in precision
+    axes = (((left_axis,), (right_axis,)), ((), ()))
+    return lax.dot_general(left.astype(dtype), right.astype(dtype), axes, precision=lax.Precision.HIGHEST)

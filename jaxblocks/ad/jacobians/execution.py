@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxblocks.ad.jacobians.blocks import (
     Held,
+    dot,
     joined,
     split_by,
     turned_to,
@@ -18,9 +19,8 @@ from jaxblocks.ad.jacobians.blocks import (
     value_of,
     zeros_as,
 )
-from jaxblocks.ad.jacobians.low_rank import LowRank, chained, dense, dot, multiply
 from jaxblocks.ad.jacobians.sweeps import BLOCK, diagonal_of, sides_of, sweep
-from jaxblocks.ad.planning import Block, Linear, Link, Part, Route, width_of
+from jaxblocks.ad.planning import Linear, Link, Part, Route, width_of
 from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of, size_of
 from jaxblocks.backend.platforms import platform
 from jaxblocks.backend.varying import as_structs
@@ -55,14 +55,9 @@ def _part(linear, values, route, part: Part, top: bool = False) -> Held:
         how = route.directions[part.first]
         if how == "known":
             return _known(linear, values, chain[part.first])
-        if how == "low-rank":
-            return Held("rows", split_by(dense(_factors(linear, values, route, part)), chain[part.first].inputs))
         return sweep(linear, values, route, part.first, part.last, None, how, top)
     if part.how == "product":
         left_factor, right_factor = part.factors
-        for factor in (left_factor, right_factor):
-            if factor.how == "own" and route.directions[factor.first] == "low-rank":
-                return _product_by_factors(linear, values, route, part, factor)
         right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
         final = (linear.outputs[0], linear.inputs[0]) if top and _is_copied(linear) else None
         return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top, final)
@@ -141,36 +136,3 @@ def _product_in_blocks(a, b, a_axis, b_axis, output, variable):
         return lax.dynamic_update_slice_in_dim(result, part, first, axis), None
 
     return lax.scan(step, zeros_as((*outs, *ins), variable), jnp.arange(0, outs[axis], size, dtype=jnp.int32))[0]
-
-
-def _factors(linear, values, route, part: Part) -> LowRank:
-    """The factors of a low-rank stage, composed over its blocks."""
-    return chained([_block_factors(linear, values, route, block) for block in route.links[part.first].blocks])
-
-
-def _block_factors(linear, values, route, block: Block) -> LowRank:
-    """The factors of one block: U from seeds at its bottlenecks, V from seeds pulled to them."""
-    [x], above = block.inputs, [*block.inputs, *block.bottlenecks]
-    rank, n = block.rank, size_of(x)
-
-    def through(how, equations, inputs, outputs, seeds=None):
-        alone = route._replace(links=[Link("matrix-free", equations, inputs, outputs)])
-        return joined(sweep(linear, values, alone, 0, 1, seeds, how).arrays)
-
-    # Seeds of the bottlenecks give U; a further one, whose entries at x are one, gives the diagonal.
-    identity = jnp.eye(rank + 1, n + rank, n, dtype=dtype_of(x)).at[rank, :n].set(1)
-    columns = through("forward", block.above, above, block.outputs, split_by(typed_as(identity, x), above))
-    rows = through("reverse", block.below, block.inputs, block.bottlenecks)
-    return LowRank(columns[rank], columns[:rank], rows)
-
-
-def _product_by_factors(linear, values, route, part: Part, factor: Part) -> Held:
-    """The product of a stage of low rank, by its factors, and another Jacobian."""
-    chain, (left, right) = route.links, part.factors
-    other = right if factor is left else left
-    held = _part(linear, values, route, other)
-    matrix = joined(held.arrays)
-    axis = 1 if (held.by == "columns") == (factor is left) else 0
-    whole = multiply(_factors(linear, values, route, factor), matrix, axis, left=factor is left)
-    cut = chain[part.last - 1].outputs if held.by == "columns" else chain[part.first].inputs
-    return Held(held.by, split_by(whole, cut))

@@ -24,8 +24,7 @@ class Step(NamedTuple):
     """What one sweep or product makes: the Jacobian between two cuts of the chain; cut 0 is the point.
 
     Attributes:
-        how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"``, ``"known"`` (a matrix), or
-            ``"low-rank"`` (a diagonal and factors, by pushed columns and pulled rows).
+        how: ``"forward"`` (pushed columns), ``"reverse"`` (pulled rows), ``"product"`` or ``"known"`` (a matrix).
         first, last: the cuts: the Jacobian is that of the values at ``last`` with respect to those at ``first``.
         start, stop: the cuts between which seeds pass; for a product both are the cut between its factors.
     """
@@ -62,18 +61,8 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
         step = Step(how, stage, stage + 1, stage, stage + 1)
         if how == "known":
             return [Sweep(step, 0, [], _known_description(stage, link))]
-        if how == "low-rank":
-            words = f"J{stage + 1} is {_low_rank_description(link)}"
-            return [*_factor_sweeps(step, link), Sweep(step, 0, [], words)]
         seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
         return [Sweep(step, seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
-    used = chain.factors_of(part)
-    if used is not None:
-        factor, other = used
-        link, cut = chain.links[factor.first], max(factor.first, other.first)
-        step = Step("product", part.first, part.last, cut, cut)
-        words = f"product with the factors of J{factor.first + 1}, {_low_rank_description(link)}"
-        return [*sweeps_of(other, chain), *_factor_sweeps(step, link), Sweep(step, 0, [], words)]
     if part.how == "product":
         left, right = part.factors
         m, k, n = sizes[part.last], sizes[left.first], sizes[part.first]
@@ -91,17 +80,6 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
     return [*sweeps_of(part.child, chain), Sweep(step, seeds, equations, words)]
 
 
-def _factor_sweeps(step: Step, link: Link) -> list[Sweep]:
-    """The sweeps for the factors of a low-rank stage; `_low_rank_description` describes them together."""
-    sides = [(block.rank + 1, block.above) for block in link.blocks] + [(b.rank, b.below) for b in link.blocks]
-    return [Sweep(step, seeds, equations, "") for seeds, equations in sides]
-
-
-def _low_rank_description(link: Link) -> str:
-    bottlenecks = f"{len(link.blocks)} bottlenecks" if len(link.blocks) > 1 else "one bottleneck"
-    return f"a diagonal plus rank {link.rank}: {link.rank} seeds pushed from and pulled to {bottlenecks}"
-
-
 def _known_description(stage: int, link: Link) -> str:
     if link.kind == "diagonal":
         return f"J{stage + 1} is known: a diagonal matrix"
@@ -114,9 +92,6 @@ def _known_description(stage: int, link: Link) -> str:
 
 def held_bytes(part: Part, chain: PricedChain) -> int:
     """Bytes of the Jacobians that are stored between the sweeps, compiler copies included."""
-    if part.how == "own":  # a low-rank stage stores its factors, twice while two are composed
-        link = chain.links[part.first]
-        return 4 * COPIES * chain.itemsize * link.rank * chain.sizes[part.first]
     inner = [p for p in (part.left, part.right) if p is not None]
     own = sum(chain.itemsize * chain.sizes[p.first] * chain.sizes[p.last] for p in inner)
     return COPIES * own + sum(held_bytes(p, chain) for p in inner)

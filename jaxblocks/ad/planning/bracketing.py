@@ -28,9 +28,6 @@ class Chain(NamedTuple):
         reverse: ``reverse[l, c]``, the price of pulling ``sizes[c]`` seeds through stage l, (L, L + 1).
         product: ``product(m, k, n)``, the price of a dense product of an m by k and a k by n matrix.
         switch: the price of starting a sweep or a product on the result of another.
-        factored: ``factored[l, c]``, the price of multiplying the low-rank factors of stage l with a matrix whose other
-            side is ``sizes[c]``, which replaces the product with its Jacobian, (L, L + 1); infinite where the stage has
-            no factors.
     """
 
     sizes: Sequence[int]
@@ -39,7 +36,6 @@ class Chain(NamedTuple):
     reverse: np.ndarray
     product: Callable[[Any, Any, Any], Any] = lambda m, k, n: m * k * n
     switch: float = 0.0
-    factored: np.ndarray | None = None
 
 
 class Part(NamedTuple):
@@ -87,8 +83,6 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
         C(j, i) = min_k min(C(j, k) + C(k, i) + product(m_j, m_k, n_i),
             C(k, i) + forward(k … j), C(j, k) + reverse(i … k))
 
-    A product with a single stage of low rank uses its factors.
-
     Args:
         chain: the prices.
 
@@ -115,7 +109,6 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
     n_stages = len(sizes) - 1
     # With cumulative sums the price of a sweep is one difference, and the whole search takes O(L^3).
     passed, pulled = _sums(chain.forward), _sums(chain.reverse)
-    factored = np.full(chain.forward.shape, np.inf) if chain.factored is None else chain.factored
     price = np.full((n_stages + 1, n_stages + 1), np.inf)
     parts: dict[tuple[int, int], Part] = {}
     for stage in range(n_stages):
@@ -128,11 +121,6 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
             push = price[first, ks] + _between(passed, ks, last, first)
             pull = price[ks, last] + _between(pulled, first, ks, last)
             products = price[ks, last] + price[first, ks] + chain.product(sizes[last], sizes[ks], sizes[first])
-            # The first and the last k split off a single stage: its factors replace its Jacobian and the product.
-            if np.isfinite(factored[first, last]):
-                products[0] = price[first + 1, last] + factored[first, last]
-            if np.isfinite(factored[last - 1, first]):
-                products[-1] = price[first, last - 1] + factored[last - 1, first]
             # In this order a tie selects the longest sweep, whose k is next to its start.
             options = [
                 ("forward", ks, push),

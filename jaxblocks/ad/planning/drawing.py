@@ -17,7 +17,6 @@ _WORDS = {
     "forward": "columns pushed (forward mode)",
     "reverse": "rows pulled (reverse mode)",
     "product": "two matrices multiplied",
-    "low-rank": "diagonal and factors (both modes)",
     "known": "matrix known",
 }
 

@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn
 from jaxblocks.ad.planning.accounting import COPIES, Step, Sweep, held_bytes, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.linear_program import Linear
-from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
+from jaxblocks.ad.planning.prices import PRICES, PricedChain, price_chain
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.programs.jaxprs import dtype_of
 from jaxblocks.backend.platforms import platform
@@ -35,8 +35,7 @@ class Stage:
 
     Attributes:
         name: ``"J1"`` is the first.
-        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, ``"low-rank"``
-            (a diagonal plus a product of two narrow matrices, as of a residual block whose branch has a bottleneck), or
+        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"`` or
             ``"matrix-free"`` (only its products with vectors are known).
         n_in, n_out: the numbers of entries of its input and output.
         operations: of one sweep through it with one seed.
@@ -181,8 +180,7 @@ class Route(NamedTuple):
         plan: the plan.
         links: the stages.
         part: the bracketing.
-        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"``, ``"reverse"`` or
-            ``"low-rank"``.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
         unroll: whether batches are unrolled instead of a loop.
     """
@@ -205,7 +203,6 @@ def make_plan(
     modes: tuple[str, ...] = ("forward", "reverse"),
     chunk_size: int | str | None = "auto",
     memory: int | float | None = None,
-    prices: Prices = PRICES,
 ) -> Route:
     """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options, ``modes`` are those that exist.
 
@@ -216,7 +213,7 @@ def make_plan(
         ValueError: where ``memory`` is too small.
     """
     # The priced stages, the cheapest bracketing, and the predicted seconds of each mode.
-    chain = price_chain(linear, prices)
+    chain = price_chain(linear)
     part = chain.cheapest()
     # A requested mode that does not exist fails here, with the reason; for "auto" it has an infinite price.
     times = _times(chain, part, modes)
@@ -242,8 +239,8 @@ def make_plan(
         bracketing=as_product(part),
         operations={**operations, "chosen": operations.get(way.mode)},
         seconds={"forward": times["forward"], "reverse": times["reverse"], "chosen": times[way.mode]},
-        sweeps=tuple(sweep.description for sweep in way.sweeps if sweep.description),
-        steps=tuple(sweep.step for sweep in way.sweeps if sweep.description),
+        sweeps=tuple(sweep.description for sweep in way.sweeps),
+        steps=tuple(sweep.step for sweep in way.sweeps),
         chunk_size=max((size for size in way.sizes if size), default=None),
         temporary_bytes=way.temporaries,
         reason=_reason(mode, way.mode, chain, part, times, ways),
@@ -267,7 +264,7 @@ def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, 
         "give the loop a fixed length (fori_loop with static bounds, or scan), or write the rule as a jax.custom_jvp",
         error=TypeError,
     )
-    function = chain.prices.call + sum(float(cost.seconds(1)) for cost in chain.costs)  # equal in all three
+    function = PRICES.call + sum(float(cost.seconds(1)) for cost in chain.costs)  # equal in all three
     return {name: float(function + seconds) for name, seconds in times.items()}
 
 

@@ -21,7 +21,6 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from jaxblocks.ad.counting.primitive_costs import COLLECTIVES
-from jaxblocks.ad.planning.bottlenecks import compositions
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
 from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.linear_program import Linear, is_tangent, width_of
@@ -185,14 +184,14 @@ class Cost(NamedTuple):
     seconds: Callable[..., np.ndarray]
 
 
-def _cost(rows: list[Work], prices: Prices) -> Cost:
+def _cost(rows: list[Work]) -> Cost:
     times = np.array([work.times for work in rows], float)
-    arithmetic = np.array([work.operations / getattr(prices, work.kind) for work in rows], float)
-    moved = np.array([work.moved / prices.bandwidth for work in rows], float)
-    fixed = np.array([work.fixed / prices.bandwidth for work in rows], float)
-    slow = np.array([prices.loop_conv if work.kind == "conv" and work.in_loop else 1.0 for work in rows], float)
+    arithmetic = np.array([work.operations / getattr(PRICES, work.kind) for work in rows], float)
+    moved = np.array([work.moved / PRICES.bandwidth for work in rows], float)
+    fixed = np.array([work.fixed / PRICES.bandwidth for work in rows], float)
+    slow = np.array([PRICES.loop_conv if work.kind == "conv" and work.in_loop else 1.0 for work in rows], float)
     # Elementwise operations are fused with adjacent ones, so they have no launch time, except in a loop.
-    launch = prices.launch * np.array([work.kind != "other" or work.in_loop for work in rows], float)
+    launch = PRICES.launch * np.array([work.kind != "other" or work.in_loop for work in rows], float)
 
     def seconds(seeds, reverse=False):
         seeds = np.asarray(seeds)[..., None]
@@ -219,10 +218,8 @@ class PricedChain:
         costs: of each stage.
         primitives: for each stage, the number of occurrences of each primitive.
         forward, reverse: as in `Chain`, infinite where a stage has no such mode.
-        own, factored: as in `Chain`.
-        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"``, ``"reverse"`` or
-            ``"low-rank"``.
-        prices: the constants.
+        own: as in `Chain`.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
     """
 
     linear: Linear
@@ -233,9 +230,7 @@ class PricedChain:
     forward: np.ndarray
     reverse: np.ndarray
     own: np.ndarray
-    factored: np.ndarray
     directions: list[str]
-    prices: Prices
 
     @property
     def n_in(self) -> int:
@@ -271,11 +266,14 @@ class PricedChain:
     def turn(self) -> float:
         """Seconds to transpose the columns of forward mode into the rows of the result."""
         n, m = self.n_in, self.n_out
-        return self.itemsize * n * m / self.prices.turn if min(n, m) >= 64 else 0.0
+        return self.itemsize * n * m / PRICES.turn if min(n, m) >= 64 else 0.0
 
     def product(self, m: Any, k: Any, n: Any) -> Any:
         """Seconds of a dense product of an m by k and a k by n matrix."""
-        return _product_seconds(self.prices, self.itemsize, m, k, n)
+        # The larger of the two times, since the processor computes and loads at the same time.
+        arithmetic = 2.0 * m * k * n / PRICES.dot
+        memory = self.itemsize * (m * k + k * n + m * n) / PRICES.bandwidth
+        return np.maximum(arithmetic, memory) + PRICES.launch
 
     def cheapest(self) -> Part:
         """The cheapest bracketing.
@@ -285,30 +283,12 @@ class PricedChain:
         """
         swept = self.forward.copy()
         swept[-1, 0] += 0.0 if self.links[-1].kind == "dense" else self.turn
-        return best_bracketing(
-            Chain(self.sizes, self.own, swept, self.reverse, self.product, self.prices.switch, self.factored),
-        )[1]
-
-    def factors_of(self, part: Part) -> tuple[Part, Part] | None:
-        """The factor of a product whose low-rank factors are used, and the other factor; ``None`` for other parts."""
-        if part.how != "product":
-            return None
-        left, right = part.factors
-        for factor, other in ((left, right), (right, left)):
-            if factor.how == "own" and self.directions[factor.first] == "low-rank":
-                return factor, other
-        return None
+        return best_bracketing(Chain(self.sizes, self.own, swept, self.reverse, self.product, PRICES.switch))[1]
 
     def seconds_of(self, part: Part) -> float:
         """Seconds of a bracketing."""
         if part.how == "own":
             return self.own[part.first]
-        used = self.factors_of(part)
-        if used is not None:
-            factor, other = used
-            return (
-                self.seconds_of(other) + self.factored[factor.first, part.first if other is part.right else part.last]
-            )
         if part.how == "product":
             left, right = part.factors
             product = self.product(self.sizes[part.last], self.sizes[left.first], self.sizes[part.first])
@@ -317,11 +297,11 @@ class PricedChain:
         return self.seconds_of(part.child) + sum(table[stage, cut] for stage in part.swept)
 
 
-def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
+def price_chain(linear: Linear) -> PricedChain:
     """Cut a linear program into stages and price all sweeps through them."""
     chain = links(linear)
     sizes = [width_of(link.inputs) for link in chain] + [width_of(chain[-1].outputs)]
-    costs = [_cost(works(link.equations, linear.tangents), prices) for link in chain]
+    costs = [_cost(works(link.equations, linear.tangents)) for link in chain]
     primitives = [_primitives(link.equations) for link in chain]
     forward = np.array([cost.seconds(sizes) for cost in costs])
     reverse = np.array([cost.seconds(sizes, reverse=True) for cost in costs])
@@ -334,49 +314,10 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
         if link.kind in ("dense", "diagonal"):
             # A known matrix takes no sweep and is only written.
-            alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / prices.bandwidth}
+            alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / PRICES.bandwidth}
         directions.append(min(alone, key=lambda how: alone[how]))
         own[stage] = alone[directions[stage]]
-    factored = np.full(forward.shape, np.inf)
-    for stage, link in enumerate(chain):
-        if link.blocks:
-            whole, multiplied = _low_rank_seconds(link, linear, prices)
-            if whole < own[stage]:
-                own[stage], directions[stage] = whole, "low-rank"
-                factored[stage] = [multiplied(size) for size in sizes]
-            else:
-                # Where the factors gain nothing, the stage is swept, so that the later steps need not consider its
-                # blocks.
-                chain[stage] = link._replace(kind="matrix-free", blocks=())
-    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, factored, directions, prices)
-
-
-def _product_seconds(prices: Prices, itemsize: int, m: Any, k: Any, n: Any) -> Any:
-    # The larger of the two times, since the processor computes and loads at the same time.
-    arithmetic = 2.0 * m * k * n / prices.dot
-    memory = itemsize * (m * k + k * n + m * n) / prices.bandwidth
-    return np.maximum(arithmetic, memory) + prices.launch
-
-
-def _low_rank_seconds(link: Link, linear: Linear, prices: Prices) -> tuple[float, Callable[[int], float]]:
-    """Seconds of the Jacobian of a low-rank stage, and those of its factors times a matrix of some other side."""
-    n, rank, itemsize = width_of(link.inputs), link.rank, _itemsize(linear)
-    product = functools.partial(_product_seconds, prices, itemsize)
-    factors = 0.0
-    for block in link.blocks:
-        if has_forward_only_loop(block.below) or _REVERSE_ONLY & {*_primitives(block.above)}:
-            return np.inf, lambda size: np.inf
-        factors += _cost(works(block.below, linear.tangents), prices).seconds(block.rank, reverse=True)
-        # One seed more than the rank: with z fixed, a vector of ones is pushed to the diagonal D.
-        factors += _cost(works(block.above, linear.tangents), prices).seconds(block.rank + 1)
-    for later, earlier in compositions([block.rank for block in link.blocks]):
-        factors += product(later, n, earlier) + product(later, earlier, n)
-    whole = factors + product(n, rank, n) + 2 * itemsize * n * n / prices.bandwidth
-
-    def multiplied(size):
-        return factors + product(size, n, rank) + product(size, rank, n) + 2 * itemsize * size * n / prices.bandwidth
-
-    return whole, multiplied
+    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, directions)
 
 
 def _itemsize(linear: Linear) -> int:

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.planning.bottlenecks import Block, block_between
 from jaxblocks.ad.planning.equations import by_element, known_matrix
 from jaxblocks.ad.planning.linear_program import Linear, is_tangent, width_of
-from jaxblocks.ad.programs.jaxprs import all_equations, dtype_of
+from jaxblocks.ad.programs.jaxprs import dtype_of
 
 __all__ = ["Link", "links"]
 
@@ -19,11 +18,10 @@ class Link(NamedTuple):
     """One stage of the chain with its equations, which the sweeps execute.
 
     Attributes:
-        kind: ``"dense"``, ``"diagonal"``, ``"low-rank"`` or ``"matrix-free"``, as in `jaxblocks.ad.planning.Stage`.
+        kind: ``"dense"``, ``"diagonal"`` or ``"matrix-free"``, as in `jaxblocks.ad.planning.Stage`.
         equations: in order.
         inputs, outputs: the variables of the cuts before and after it.
         dense: the index of the equation whose matrix is known; -1 if there is none.
-        blocks: of a low-rank stage, from the inputs to the outputs.
     """
 
     kind: str
@@ -31,12 +29,6 @@ class Link(NamedTuple):
     inputs: list[Var]
     outputs: list[Any]
     dense: int = -1
-    blocks: tuple[Block, ...] = ()
-
-    @property
-    def rank(self) -> int:
-        """The rank of a low-rank stage besides its diagonal."""
-        return sum(block.rank for block in self.blocks)
 
     @property
     def before(self) -> list[JaxprEqn]:
@@ -56,16 +48,15 @@ def links(linear: Linear, most: int = 40) -> list[Link]:
     n, m = width_of(linear.inputs), width_of(linear.outputs)
     # Several live tangents are a useful cut only where they are clearly narrower than both ends.
     cuts = _cuts(linear, min(n, m) // 2)
-    begins = _without_cuts_of_blocks(linear, [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)])
+    begins = [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)]
     chain = [
         _link(linear.equations[start:stop], inputs, outputs, linear.tangents)
         for (start, inputs), (stop, outputs) in itertools.pairwise(begins)
     ]
-    chain = _without_diagonals(_with_useful_blocks(chain), linear.tangents)
-    chain = _without_wide_cuts(_with_joined_blocks(chain))
+    chain = _without_wide_cuts(_without_diagonals(chain))
     while len(chain) > most:  # remove the widest cut first
         at = int(np.argmax([width_of(link.outputs) for link in chain[:-1]]))
-        chain[at : at + 2] = [_joined(chain[at], chain[at + 1], linear.tangents)]
+        chain[at : at + 2] = [_joined(chain[at], chain[at + 1])]
     return chain
 
 
@@ -76,9 +67,6 @@ def _link(equations, inputs, outputs, tangents) -> Link:
         return Link("dense", equations, inputs, outputs, 0)
     if single and equations and all(by_element(equation, tangents) for equation in equations):
         return Link("diagonal", equations, inputs, outputs)
-    block = block_between(equations, inputs, outputs, tangents)
-    if block is not None:
-        return Link("low-rank", equations, inputs, outputs, blocks=(block,))
     return Link("matrix-free", equations, inputs, outputs)
 
 
@@ -115,25 +103,9 @@ def _alive(linear: Linear):
         yield place, alive
 
 
-def _without_cuts_of_blocks(linear: Linear, cuts: list) -> list:
-    """The cuts without those within a block, where its input and its bottlenecks are live."""
-    kept: list = []
-    for cut in cuts:
-        if len(cut[1]) == 1 and kept and len(kept[-1][1]) > 1:
-            first = next((i for i in reversed(range(len(kept))) if len(kept[i][1]) == 1), None)
-            if first is not None:
-                (start, inputs), (stop, outputs) = kept[first], cut
-                if block_between(linear.equations[start:stop], inputs, outputs, linear.tangents) is not None:
-                    kept = kept[: first + 1]
-        kept.append(cut)
-    return kept
-
-
-def _joined(left: Link, right: Link, tangents: set[Var]) -> Link:
+def _joined(left: Link, right: Link) -> Link:
     equations = [*left.equations, *right.equations]
     kinds = {left.kind, right.kind}
-    if kinds == {"diagonal", "low-rank"}:
-        return _link(equations, left.inputs, right.outputs, tangents)
     if kinds == {"diagonal"}:
         return Link("diagonal", equations, left.inputs, right.outputs)
     if kinds == {"diagonal", "dense"}:
@@ -143,53 +115,25 @@ def _joined(left: Link, right: Link, tangents: set[Var]) -> Link:
     return Link("matrix-free", equations, left.inputs, right.outputs)
 
 
-def _with_useful_blocks(chain: list[Link]) -> list[Link]:
-    """The chain with blocks only where an adjacent one contains a product; sweeps through others are cheap."""
-    useful = []
-    for low_rank, run in itertools.groupby(chain, lambda link: link.kind in ("low-rank", "diagonal")):
-        run = list(run)
-        if low_rank and not any(_multiplies(link) for link in run):
-            run = [link._replace(kind="matrix-free", blocks=()) if link.blocks else link for link in run]
-        useful += run
-    return useful
-
-
-def _multiplies(link: Link) -> bool:
-    return any(e.primitive.name in ("dot_general", "conv_general_dilated") for e in all_equations(link.equations))
-
-
-def _with_joined_blocks(chain: list[Link]) -> list[Link]:
-    """The chain with adjacent low-rank stages joined, as long as their rank is at most a quarter of their width."""
-    joined: list[Link] = []
-    for link in chain:
-        before = joined[-1] if joined else link
-        if joined and before.blocks and link.blocks and 4 * (before.rank + link.rank) <= width_of(link.inputs):
-            equations, blocks = [*before.equations, *link.equations], (*before.blocks, *link.blocks)
-            joined[-1] = Link("low-rank", equations, before.inputs, link.outputs, blocks=blocks)
-        else:
-            joined.append(link)
-    return joined
-
-
-def _without_diagonals(chain: list[Link], tangents: set[Var]) -> list[Link]:
+def _without_diagonals(chain: list[Link]) -> list[Link]:
     """The chain with each diagonal stage joined to an adjacent stage, preferably one that keeps its kind."""
     first: list[Link] = []
     for link in chain:
         if link.kind == "diagonal" and first and first[-1].kind != "matrix-free":
-            first[-1] = _joined(first[-1], link, tangents)
+            first[-1] = _joined(first[-1], link)
         else:
             first.append(link)
     joined: list[Link] = []
     for link in first:
         if joined and joined[-1].kind == "diagonal":  # nothing or a matrix-free stage is before it
-            if link.kind in ("dense", "low-rank") or len(joined) == 1:
-                joined[-1] = _joined(joined[-1], link, tangents)
+            if link.kind == "dense" or len(joined) == 1:
+                joined[-1] = _joined(joined[-1], link)
                 continue
             diagonal = joined.pop()
-            joined[-1] = _joined(joined[-1], diagonal, tangents)
+            joined[-1] = _joined(joined[-1], diagonal)
         joined.append(link)
     if len(joined) > 1 and joined[-1].kind == "diagonal":
-        joined[-2:] = [_joined(joined[-2], joined[-1], tangents)]
+        joined[-2:] = [_joined(joined[-2], joined[-1])]
     return joined
 
 

@@ -61,19 +61,18 @@ def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
     return list(read)
 
 
-def needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var] = ()) -> list[JaxprEqn]:
-    """The equations that compute ``outputs`` from ``given`` variables: the others are dead code.
+def needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any]) -> list[JaxprEqn]:
+    """The equations that compute ``outputs``: the others are dead code.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
     >>> [equation.primitive.name for equation in needed(jaxpr.eqns, jaxpr.outvars[:1])]
     ['add']
     """
-    stop = set(given)
-    wanted, kept = {v for v in outputs if not isinstance(v, Literal)} - stop, []
+    wanted, kept = {v for v in outputs if not isinstance(v, Literal)}, []
     for equation in reversed(equations):
         if wanted & set(equation.outvars):
             kept.append(equation)
-            wanted |= {v for v in equation.invars if not isinstance(v, Literal)} - stop
+            wanted |= {v for v in equation.invars if not isinstance(v, Literal)}
     return kept[::-1]
 
 
