@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.ad.traces.passes import Operation, Slot
+from jaxblocks.ad.traces.printing import is_known
 
 __all__ = ["Symbols", "symbols_of"]
 
@@ -67,6 +68,9 @@ class Symbols(NamedTuple):
 def symbols_of(step: Operation, out: Slot) -> Symbols:
     """The symbols of one result of an operation."""
     name, equation = step.equation.primitive.name, step.equation
+    if name in ("max", "min") and _may_tie(*step.operands):
+        write, *factors = _POINTWISE[name]
+        return _pointwise(step, write, *(f"({factor} + [{{a}} = {{b}}] / 2)" for factor in factors))
     if name in _POINTWISE or name == "integer_pow":
         return _pointwise(step, *(_power(equation) if name == "integer_pow" else _POINTWISE[name]))
     if name in _COMPARISONS:
@@ -90,6 +94,11 @@ def symbols_of(step: Operation, out: Slot) -> Symbols:
     return _unknown(
         lambda operands: f"{label}({', '.join(operands)})" + (f"[{step.outs.index(out)}]" if several else "")
     )
+
+
+def _may_tie(a: Slot, b: Slot) -> bool:
+    """Whether entries of two operands are equal: JAX gives half of the derivative of max and min to each of them."""
+    return not (is_known(a.value) and is_known(b.value)) or bool(np.any(np.equal(a.value, b.value)))
 
 
 def _unknown(write) -> Symbols:

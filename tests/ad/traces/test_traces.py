@@ -261,6 +261,31 @@ def test_printed_rule_of_each_operation_gives_its_adjoint(written):
     np.testing.assert_allclose(eval(as_python(row.expressions[0], known), ON_PAPER), pushed, rtol=1e-12)
 
 
+@pytest.mark.parametrize("written", ["jnp.maximum(x, y)", "jnp.minimum(x, y)"])
+@pytest.mark.parametrize("x", [2.0, np.array([1.0, 2.0, 3.0])], ids=["scalar", "array"])
+def test_printed_rules_at_ties(written, x):
+    """JAX gives each of two equal numbers half of the derivative, and the printed formulas are true."""
+    f = eval(f"lambda x, y: {written}", {"jnp": jnp})
+    y, ones = np.array(2.0) + 0 * x, np.ones_like(x)
+    with jax.enable_x64(True):
+        table = trace_table(f, x, y, tangent=(3 * ones, 5 * ones), cotangent=ones)
+    sign = ">" if "max" in written else "<"
+    left, right = (f"([{a} {sign} {b}] + [v₋₁ = v₀] / 2)" for a, b in (("v₋₁", "v₀"), ("v₀", "v₋₁")))
+    times = "×" if np.ndim(x) == 0 else "⊙"
+    rows = [*operations(table.adjoint), *operations(table.tangent)]
+    printed = [rows[0].expressions[-1], rows[1].expressions[-1], rows[2].expressions[0]]
+    pushed = f"v̇₋₁ {times} {left} + v̇₀ {times} {right}"
+    assert printed == [f"v̄₁ {times} {left}", f"v̄₁ {times} {right}", pushed]
+    python = {"v̄₁": "ones", "v̇₋₁": "(3 * ones)", "v̇₀": "(5 * ones)", "v₋₁": "x", "v₀": "y"}
+    python |= {"×": "*", "⊙": "*", " = ": " == ", "[": "1.0 * (", "]": ")"}
+    for words, row in zip(printed, rows, strict=True):
+        for symbol, meaning in python.items():
+            words = words.replace(symbol, meaning)
+        np.testing.assert_allclose(eval(words, {"ones": ones, "x": x, "y": y}), row.value, rtol=1e-15)
+    if np.ndim(x) == 0:
+        assert rows[2].expressions[1] == f"3 × ([2 {sign} 2] + [2 = 2] / 2) + 5 × ([2 {sign} 2] + [2 = 2] / 2)"
+
+
 PRODUCTS = {
     "ij,j->i": "v₋₁ @ v₀ | v̄₁ @ v₀ᵀ | v₋₁ᵀ @ v̄₁",
     "i,ij->j": "v₋₁ @ v₀ | v̄₁ @ v₀ᵀ | v₋₁ᵀ @ v̄₁",
