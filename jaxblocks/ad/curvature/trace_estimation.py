@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.vectors.chunks import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.vectors.raveled import dot, random_signs, raveled, short
 from jaxblocks.backend.quotients import norm
-from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -59,7 +58,7 @@ def estimate_trace(
     like: PyTree,
     *,
     samples: PositiveInt | None = None,
-    method: Literal["hutchinson", "hutch++", "xtrace"] = "hutchinson",
+    method: Literal["hutchinson", "hutch++"] = "hutchinson",
     chunk_size: ChunkSize = "auto",
 ) -> TraceEstimate:
     r"""The trace of an operator, estimated from a given number of products, with its standard error.
@@ -67,14 +66,11 @@ def estimate_trace(
     * ``"hutchinson"``: the mean of $zᵀ A z$ over vectors $z$ of random signs. Its error falls as
       $1/√m$; the best method for few products (below about 64).
     * ``"hutch++"``: a third of the products finds the directions in which $A$ is large, a third computes the
-      trace in these directions exactly, a third estimates the remaining trace.
-    * ``"xtrace"``: each vector is used for both, by a leave-one-out scheme. The errors of ``"hutch++"`` and
-      ``"xtrace"`` fall as $1/m$ if few eigenvalues are large, as is typical of a Hessian; use them for many products
-      (above about 64). The error of ``"xtrace"`` is smaller than that of ``"hutch++"``, but its standard error (by the
-      jackknife) is two or three times too large.
+      trace in these directions exactly, a third estimates the remaining trace. Its error falls as $1/m$ if few
+      eigenvalues are large, as is typical of a Hessian; use it for many products (above about 64).
 
-    All three are unbiased, and so are their derivatives with respect to the arrays in ``operator``: the basis of the
-    range in which ``"hutch++"`` and ``"xtrace"`` compute exactly is a constant in them.
+    Both are unbiased, and so are their derivatives with respect to the arrays in ``operator``: the basis of the range
+    in which ``"hutch++"`` computes exactly is a constant in them.
 
     Args:
         key: the key of the random vectors.
@@ -83,8 +79,7 @@ def estimate_trace(
             than a product (``like`` must then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         samples: $m$, the number of vectors that $A$ is multiplied with: at least 2 for ``"hutchinson"``, 6
-            for ``"hutch++"`` (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2). By default 32,
-            for the last two at most as many as n allows.
+            for ``"hutch++"`` (which uses a multiple of 3). By default 32, for ``"hutch++"`` at most as many as n allows.
         chunk_size: the number of products computed at once.
 
     Raises:
@@ -95,20 +90,21 @@ def estimate_trace(
     TraceEstimate(200 ± 0, hutchinson, 32 products)
 
     Source: Hutchinson 1989, A stochastic estimator of the trace of the influence matrix; Meyer, Musco, Musco & Woodruff
-    2021, Hutch++ (arXiv:2010.09649); Epperly, Tropp & Webber 2024, XTrace (arXiv:2301.07825).
+    2021, Hutch++ (arXiv:2010.09649).
     """
     estimate, least, per_column = _METHODS[method]
     space = raveled(operator, like, allow_form=method == "hutchinson")
     most = per_column * space.n
-    if samples is None:
-        samples = 32 if method == "hutchinson" else max(least, min(32, most))
-    whole = f"{space.n} products give the whole matrix, as_matrix(operator, like)"
-    repair = f"pass samples={least}" if least <= most or method == "hutchinson" else whole
-    require(samples >= least, f"at least {least} samples for {method!r}, for its standard error", samples, repair)
-    if samples // per_column > space.n and method != "hutchinson":
-        require(False, f"at most {most} samples for {method!r} of an operator on {space.n} numbers", samples, whole)
-    number = samples if method == "hutchinson" else samples // per_column
-    size = chunk_size_for(chunk_size, number, operator, space.like)
+    whole = "compute the whole matrix, as_matrix(operator, like)"
+    if method == "hutch++":
+        require(least <= most, f"an operator on at least {least // per_column} numbers for {method!r}", space.n, whole)
+        samples = min(32, most) if samples is None else samples
+        fits = samples // per_column <= space.n
+        require(fits, f"at most {most} samples for {method!r} of an operator on {space.n} numbers", samples, whole)
+    samples = 32 if samples is None else samples
+    expected = f"at least {least} samples for {method!r}, for its standard error"
+    require(samples >= least, expected, samples, f"pass samples={least}")
+    size = chunk_size_for(chunk_size, samples // per_column, operator, space.like)
     value, error, computed = estimate(space, key, samples, size)
     return TraceEstimate(value, error, method, computed)
 
@@ -144,48 +140,5 @@ def _hutch_plus_plus(operator, key, samples, size):
     return inside + outside, error, 3 * third
 
 
-def _xtrace(operator, key, samples, size):
-    """One sample for each vector: the trace in the range of A times the other vectors, and the rest from this vector.
-
-    With A Ω = Q R and s_i the normalized columns of R's inverse transposed, Q (I - s_i s_i') Q' projects on the range
-    without column i. Two columns are omitted in the same way, so no sample needs a factorization of its own. The
-    samples share vectors, so their variance is too small; the jackknife, which omits one vector, gives the error.
-    """
-    half = samples // 2
-    # Not random signs: in few dimensions these are often dependent, and then no sample omits the range of its vector.
-    omega = jax.vmap(lambda key: _random_direction(key, operator))(jax.random.split(key, half)).T  # (n, m)
-    y = map_in_chunks(operator.apply, omega.T, size).T
-    q, r = jnp.linalg.qr(lax.stop_gradient(y))  # as in `_hutch_plus_plus`
-    z = map_in_chunks(operator.apply, q.T, size).T  # A Q
-    largest = jnp.max(jnp.abs(r))
-    r = r / jnp.where(largest > 0, largest, 1)  # s does not depend on the scale
-    floor = jnp.finfo(r.dtype).eps
-    r = r + jnp.diag(jnp.where(jnp.abs(jnp.diagonal(r)) < floor, floor, 0))  # an operator of low rank
-    s = jax.scipy.linalg.solve_triangular(r, jnp.eye(half, dtype=r.dtype), trans="T")
-    s = s / norm(s, 0, keepdims=True)
-    # All samples are computed from these small matrices, without further products with A.
-    h, w, t = dot(q.T, z), dot(q.T, omega), dot(z.T, omega)
-
-    def sample(i, j):
-        """The sample of vector i, without the columns i and j."""
-        u = s[:, j] - s[:, i] * dot(s[:, i], s[:, j])
-        u = jnp.where(i == j, 0, u / jnp.maximum(norm(u), floor))
-        x = w[:, i] - s[:, i] * dot(s[:, i], w[:, i]) - u * dot(u, w[:, i])  # Q x is the part of vector i in the range
-        inside = jnp.trace(h) - sum(dot(out, dot(h, out)) for out in (s[:, i], u))
-        return inside + dot(omega[:, i], y[:, i]) - 2 * dot(x, t[:, i]) + dot(x, dot(h, x))
-
-    each = jnp.arange(half)
-    values = lax.map(lambda j: jax.vmap(lambda i: sample(i, j))(each), each).T  # [i, j]
-    own = jnp.diagonal(values)
-    without = (jnp.sum(values, axis=0) - own) / (half - 1)  # the estimate that does not use vector j
-    return jnp.mean(own), norm(without - jnp.mean(without)) * (1 - 1 / half) ** 0.5, 2 * half
-
-
-def _random_direction(key, operator):
-    """A vector of length √n in a random direction."""
-    z = jax.random.normal(key, (operator.n,), operator.dtype)
-    return varying_like(operator.n**0.5 / norm(z) * z, operator.like)
-
-
 # The estimator, its minimal number of products, and its number of products for each vector.
-_METHODS = {"hutchinson": (_hutchinson, 2, 1), "hutch++": (_hutch_plus_plus, 6, 3), "xtrace": (_xtrace, 4, 2)}
+_METHODS = {"hutchinson": (_hutchinson, 2, 1), "hutch++": (_hutch_plus_plus, 6, 3)}

@@ -130,12 +130,9 @@ def test_single_precision():
 # ---- traces --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "products"), [("hutchinson", 32), ("hutch++", 48), ("xtrace", 48)])
+@pytest.mark.parametrize(("method", "products"), [("hutchinson", 32), ("hutch++", 48)])
 def test_standard_errors_are_calibrated(method, products):
-    """Over 200 keys, estimates are unbiased and at least 90 % are within two stated errors of the trace.
-
-    The stated error matches the standard deviation; XTrace, like the jackknife, overestimates it.
-    """
+    """Over 200 keys: unbiased, with the stated error; at least 90 % are within two stated errors of the trace."""
     with jax.enable_x64(True):
         A = trained()[2]
         estimate = lambda key: estimate_trace(key, *of_matrix(A), samples=products, method=method)
@@ -145,10 +142,8 @@ def test_standard_errors_are_calibrated(method, products):
         assert abs(away.mean()) < 4 * away.std() / 200**0.5
         assert np.mean(np.abs(away) <= 2 * np.asarray(found.standard_error)) >= 0.9
         stated, real = np.sqrt(np.mean(found.standard_error**2)), away.std()
-        low, high = (1, 3) if method == "xtrace" else (0.85, 1.2)
-        assert low < stated / real < high
-        limit = {"hutchinson": 0.15, "hutch++": 0.06, "xtrace": 0.03}[method]
-        assert real < limit * np.trace(A)
+        assert 0.85 < stated / real < 1.2
+        assert real < {"hutchinson": 0.15, "hutch++": 0.06}[method] * np.trace(A)
 
 
 def test_traces_by_products_and_forms_agree():
@@ -173,34 +168,25 @@ def test_traces_by_products_and_forms_agree():
         assert abs(values[0] - np.trace(hessian)) <= np.abs(hessian - np.diag(np.diag(hessian))).sum()
 
 
-@pytest.mark.parametrize("method", ["hutch++", "xtrace"])
-def test_low_ranks_are_exact(method):
+def test_low_ranks_are_exact():
     """An operator whose rank is below the number of vectors: exact up to rounding, without NaN."""
     with jax.enable_x64(True):
         for rank in (0, 2, 20):
             B = np.random.default_rng(rank).normal(size=(30, rank))
             A = B @ B.T
-            products = 24 * {"hutch++": 3, "xtrace": 2}[method]
-            found = of_dense(estimate_trace, jax.random.key(0), A, samples=products, method=method)
+            found = of_dense(estimate_trace, jax.random.key(0), A, samples=72, method="hutch++")
             np.testing.assert_allclose(found.value, np.trace(A), rtol=1e-9, atol=1e-12)
             assert "±" in repr(found)
             assert np.asarray(found.standard_error) <= 1e-9 * max(1, np.trace(A))
 
 
-@pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 def test_traces_of_small_operators_are_unbiased(method):
     """In 3 dimensions random signs are often dependent; the mean over 20 000 keys is within four of its errors."""
     A = np.array([[1, 2, 0], [2, -3, 1], [0, 1, 0.5]], np.float32)
     estimate = lambda key: estimate_trace(key, *of_matrix(A), samples=6, method=method).value
     found = np.asarray(jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), 20_000)), float)
     assert abs(found.mean() - np.trace(A)) < 4 * found.std() / len(found) ** 0.5
-
-
-def test_the_vectors_of_xtrace_have_one_length():
-    """In 50 dimensions, estimates of the identity deviate by 1.4; for Gaussian vectors, whose lengths differ, by 7."""
-    estimate = lambda key: estimate_trace(key, lambda v: v, jnp.zeros(50), samples=4, method="xtrace").value
-    found = np.asarray(jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), 500)), float)
-    assert abs(found.mean() - 50) < 4 * found.std() / 500**0.5 and found.std() < 2
 
 
 def test_the_standard_error_divides_by_the_samples_less_one():
@@ -279,11 +265,10 @@ def test_traces_can_be_differentiated():
     np.testing.assert_allclose(jax.jit(jax.grad(trace))(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["hutch++", "xtrace"])
-def test_derivatives_of_traces_of_low_rank(method):
+def test_derivatives_of_traces_of_low_rank():
     """The trace of s u u^T is s |u|^2, whose sketch has linearly dependent columns."""
     u = jnp.arange(1.0, 7.0)
-    trace = lambda s, key: estimate_trace(key, lambda v: s * u * jnp.vdot(u, v), jnp.zeros(6), method=method).value
+    trace = lambda s, key: estimate_trace(key, lambda v: s * u * jnp.vdot(u, v), jnp.zeros(6), method="hutch++").value
     found = jax.jit(jax.vmap(jax.grad(trace), (None, 0)))(1.0, jax.random.split(jax.random.key(0), 6))
     np.testing.assert_allclose(found, np.full(6, 91), rtol=1e-5)
 
@@ -407,18 +392,21 @@ def test_wrong_numbers_of_samples_and_steps_are_rejected(sentences):
     )
     with pytest.raises(ValueError, match="samples to be an integer >= 1 or None, got 0"):
         ask(0)
-    for method, least in [("hutchinson", 2), ("hutch++", 6), ("xtrace", 4)]:
+    for method, least in [("hutchinson", 2), ("hutch++", 6)]:
         with pytest.raises(ValueError, match=f"at least {least} samples for '{re_escape(method)}'"):
             ask(least - 1, method)
         ask(least, method)
-    with pytest.raises(ValueError, match=r"at most 6 samples for 'xtrace' of an operator on 3 numbers, got 8; 3 "):
-        ask(8, "xtrace")
+    with pytest.raises(ValueError, match=r"at most 9 samples for .hutch\+\+. of an operator on 3 numbers, got 12;"):
+        ask(12, "hutch++")
+    for samples in (None, 3, 6):
+        with pytest.raises(ValueError, match=r"an operator on at least 2 numbers for .hutch\+\+., got 1; compute "):
+            estimate_trace(jax.random.key(0), lambda v: 2 * v, jnp.zeros(1), samples=samples, method="hutch++")
     with pytest.raises(ValueError, match="method to be 'hutchinson' or .*, got 'exact'"):
         ask(8, "exact")
     with pytest.raises(ValueError, match="expected count <= steps, got count=3 and steps=2"):
         largest_eigenvalues(jax.random.key(0), lambda v: v, jnp.zeros(3), count=3, steps=2)
     with pytest.raises(ValueError, match="expected an operator that returns a pytree like its argument"):
-        estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), samples=6, method="xtrace")
+        estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), samples=6, method="hutch++")
     assert isinstance(estimate_trace(jax.random.key(0), lambda v: v @ v, jnp.zeros(3), samples=6), TraceEstimate)
 
 
