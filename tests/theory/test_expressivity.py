@@ -186,6 +186,9 @@ NETS = {
     "scatter": lambda x: jnp.concatenate([x, jnp.abs(x - 2), -x]).at[jnp.array([0, 2])].set(
         jnp.concatenate([relu(x - 1), jnp.abs(x)])
     ) @ jnp.array([1.0, 2.0, 4.0]) + jnp.zeros(3).at[1].set(relu(x + 1)[0]).sum(),
+    "many cases": lambda x: jax.vmap(
+        lambda i: jax.lax.switch(i, [lambda x, k=k: jnp.abs(x - k / 10) for k in range(70)], x)
+    )(jnp.arange(70)).sum(0),
     "branches": lambda x: jnp.concatenate([relu(x), leaky_relu(-x - 1)], -1)[..., ::-1].max(-1),
 }  # fmt: skip
 

@@ -387,7 +387,8 @@ class _Line(Interpreter):
         which, *_ = self.alike(which, finest=True)
         cases = self.alike(*cases, finest=True)
         index = _of_rank(cases[0].a.ndim, which.a.astype(np.int64))
-        choose = lambda arrays: np.choose(index, arrays) if len(arrays) != 2 else np.where(index, arrays[1], arrays[0])
+        # Not np.choose, which takes at most 64 arrays.
+        choose = lambda arrays: np.select([index == i for i in range(len(arrays))], arrays, arrays[0])
         full = lambda array: np.broadcast_to(array, (len(self.grid), *array.shape[1:]))
         chosen = lambda of: full(choose([getattr(x, of) for x in cases]))
         if isinstance(cases[0], _Constant):
