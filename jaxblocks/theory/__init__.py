@@ -50,9 +50,9 @@ else:
             "stability_map stable_step_size tuned_momentum"
         ),
         "generalization": (
-            "BatchNoise Capacity Completion Drift MaxMargin MaxMarginBias MinNormBias NoFreeLunch RandomLabels "
-            "Selection Sweep balancedness batch_noise capacity conservation_drift degree_sweep depth_sweep "
-            "linear_dichotomies matrix_completion max_margin max_margin_bias min_norm_bias no_free_lunch "
+            "BatchNoise Completion Drift MaxMargin MaxMarginBias MinNormBias NoFreeLunch RandomLabels "
+            "Selection Sweep balancedness batch_noise conservation_drift degree_sweep depth_sweep "
+            "matrix_completion max_margin max_margin_bias min_norm_bias no_free_lunch "
             "polynomial_fit random_labels relu_covariance selection_optimism stationary_variance width_sweep"
         ),
     }

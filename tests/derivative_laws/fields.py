@@ -145,7 +145,7 @@ THEORY = {
         Exempt(_NETWORK),
     ),
     **dict.fromkeys(
-        "arrangement_regions bit_rows capacity count_kinks linear_dichotomies pieces_bound pieces_for "
+        "arrangement_regions bit_rows count_kinks pieces_bound pieces_for "
         "region_lower_bound region_upper_bound regions regions_along separation separation_bound".split(),
         Exempt(_COUNT),
     ),

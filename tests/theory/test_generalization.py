@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,9 @@ from jaxblocks import MLP
 from jaxblocks.theory.generalization import (
     balancedness,
     batch_noise,
-    capacity,
     conservation_drift,
     degree_sweep,
     depth_sweep,
-    linear_dichotomies,
     matrix_completion,
     max_margin,
     max_margin_bias,
@@ -93,38 +90,19 @@ def test_depth_sweep():
     np.testing.assert_allclose(sweep.train, sweep.test)
 
 
+# ---- implicit bias ------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(("n", "d"), [(5, 3), (6, 2), (4, 4)])
-def test_number_of_linear_dichotomies(n, d):
-    """Cover's formula equals a search for a hyperplane for each of the 2^n labelings of n points."""
+def test_margins_exist_for_as_many_labelings_as_cover_counts(n, d):
+    """Of the 2^n labelings of n points, 2 sum_(k < d) binom(n - 1, k) have a hyperplane (Cover 1965)."""
     x, found = np.random.default_rng(5).normal(size=(n, d)), 0
     for labels in itertools.product([0, 1], repeat=n):
         try:
             found += max_margin(x, np.array(labels)).margin > 0
         except ValueError:
             continue
-    assert found == linear_dichotomies(n, d) < 2**n + 1
-
-
-def test_half_of_all_labelings_are_separable_at_twice_the_features():
-    for d in (1, 4, 25):
-        assert linear_dichotomies(2 * d, d) == 2 ** (2 * d - 1)
-        assert linear_dichotomies(d, d) == 2**d > linear_dichotomies(d + 1, d) - 2**d
-    fraction = capacity(10).fraction
-    assert (fraction[:10] == 1).all() and fraction[10] < 1 and fraction[19] == 0.5
-
-
-def test_capacity_is_exact_for_many_features():
-    """It equals sums of binomial coefficients as fractions; at 55 examples 1 - 2^-54, which rounds to 1 in float64."""
-    for d in (1, 2, 54):
-        found = capacity(d)
-        for n in (1, d, d + 1, 2 * d - 1, 2 * d, 2 * d + 1, 4 * d):
-            ways = 2 * sum(math.comb(n - 1, k) for k in range(d))
-            assert found.fraction[n - 1] == float(Fraction(ways, 2**n))
-    assert repr(found) == "Capacity(54 features: all labelings up to 54 examples, half of them at 108)"
-    assert capacity(1000).fraction[1999] == 0.5
-
-
-# ---- implicit bias ------------------------------------------------------------------------
+    assert found == 2 * sum(math.comb(n - 1, k) for k in range(d))
 
 
 def test_limit_of_gradient_descent_on_least_squares():
@@ -358,7 +336,6 @@ def test_plots_of_all_records():
     x = np.array([[2.0, 1.0], [-1.0, 1.0]])
     records = [
         degree_sweep(*noisy_sine(), degrees=range(5)),
-        capacity(4),
         min_norm_bias(x[:1], np.ones(1)),
         max_margin_bias(x, np.array([1, 0]), steps=50),
         conservation_drift([np.eye(2), x], x, x, step_sizes=[0.1, 0.01]),
@@ -436,7 +413,6 @@ ERRORS = [
     (lambda: selection_optimism(key=KEY, chance=1.5), ValueError, "0 <= chance <= 1, got 1.5"),
     (lambda: no_free_lunch(np.array([0, 2])), ValueError, r"predictions 0 or 1 on 1 to 20 .* shape \(2,\)"),
     (lambda: relu_covariance(jnp.ones((2, 3)), jnp.ones((2, 4))), ValueError, "with the same size of features"),
-    (lambda: linear_dichotomies(0, 1), ValueError, "examples to be an integer >= 1"),
 ]
 
 

@@ -3,7 +3,7 @@
 Read ``complexity_sweeps`` first. Each other file is one experiment or formula; ``data`` and ``matrix_products`` are
 shared.
 
-- Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`; ``separability``: `capacity`.
+- Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`.
 - Implicit bias of gradient descent: ``minimum_norm``, ``maximum_margin``, `matrix_completion`.
 - Conserved quantities of gradient flow: ``deep_linear``, `conservation_drift`.
 - ``memorization``: `random_labels`.
@@ -30,12 +30,10 @@ from jaxblocks.theory.generalization.maximum_margin import MaxMargin, MaxMarginB
 from jaxblocks.theory.generalization.memorization import RandomLabels, random_labels
 from jaxblocks.theory.generalization.minimum_norm import MinNormBias, min_norm_bias
 from jaxblocks.theory.generalization.model_selection import Selection, selection_optimism
-from jaxblocks.theory.generalization.separability import Capacity, capacity, linear_dichotomies
 from jaxblocks.theory.generalization.unseen_points import NoFreeLunch, no_free_lunch
 
 __all__ = [
     "BatchNoise",
-    "Capacity",
     "Completion",
     "Drift",
     "MaxMargin",
@@ -47,11 +45,9 @@ __all__ = [
     "Sweep",
     "balancedness",
     "batch_noise",
-    "capacity",
     "conservation_drift",
     "degree_sweep",
     "depth_sweep",
-    "linear_dichotomies",
     "matrix_completion",
     "max_margin",
     "max_margin_bias",
