@@ -46,10 +46,10 @@ else:
         # Second derivatives: products, operators, matrices, spectra, solutions, posteriors.
         "curvature": (
             "Eigenvalues Lanczos LaplacePosterior LinearSolution SpectralDensity StructuredCurvature TraceEstimate "
-            "as_function as_matrix directional_curvature empirical_fisher_operator empirical_risk estimate_trace "
-            "fisher_operator gauss_newton_operator gauss_newton_product hessian hessian_blocks hessian_diagonal "
-            "hessian_operator hvp lanczos laplace_approximation largest_eigenvalues log_determinant over_minibatches "
-            "solve spectral_density structured_curvature value_grad_hvp"
+            "as_function as_matrix directional_curvature empirical_risk estimate_trace fisher_operator "
+            "gauss_newton_operator gauss_newton_product hessian hessian_diagonal hessian_operator hvp lanczos "
+            "laplace_approximation largest_eigenvalues log_determinant over_minibatches solve spectral_density "
+            "structured_curvature"
         ),
         # Higher derivatives.
         "higher": (

@@ -164,10 +164,6 @@ FULL = {
         curved(lambda p: ad.fisher_operator(key(), lambda p: net(p, X), p, likelihood="gaussian")),
         PARAMS,
     ),
-    "solve, empirical Fisher": (
-        curved(lambda p: ad.empirical_fisher_operator(lambda p: jnp.sum(net(p, X) ** 2, axis=1), p)),
-        PARAMS,
-    ),
     "lanczos": (lambda a: ad.lanczos(key(), symmetric(a), jnp.zeros(5), steps=3).diagonal, SPD),
     "largest_eigenvalues": (lambda a: ad.largest_eigenvalues(key(), symmetric(a), jnp.zeros(5), steps=3).values, SPD),
     "spectral_density": (lambda a: ad.spectral_density(key(), symmetric(a), jnp.zeros(5), steps=3)(B), SPD),

@@ -88,7 +88,6 @@ product = lambda x: jnp.prod(x)
 reveal_type(jb.hvp(loss, params, params))  # Params
 reveal_type(jb.hvp(jnp.prod, x, x))  # Array
 reveal_type(jb.hvp(lambda w: jnp.sum(w["kernel"]), {"kernel": x}, {"kernel": x}))  # dict[str, Array]
-reveal_type(jb.ad.value_grad_hvp(loss, params, params))  # tuple[Array, Params, Params]
 reveal_type(jb.hessian(product, x))  # Array
 reveal_type(jb.hessian(loss, params))  # Params
 reveal_type(jb.directional_curvature(loss, params, params))  # Array

@@ -7,14 +7,13 @@ matrices that can be inverted, from the roots of the loss in `loss_roots`; `line
 `laplace` posteriors of params.
 """
 
-from jaxblocks.ad.curvature.hessian_products import directional_curvature, hvp, value_grad_hvp
-from jaxblocks.ad.curvature.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
+from jaxblocks.ad.curvature.hessian_products import directional_curvature, hvp
+from jaxblocks.ad.curvature.hessians import as_matrix, hessian, hessian_diagonal
 from jaxblocks.ad.curvature.krylov import Lanczos, lanczos
 from jaxblocks.ad.curvature.laplace import LaplacePosterior, laplace_approximation
 from jaxblocks.ad.curvature.linear_solves import LinearSolution, solve
 from jaxblocks.ad.curvature.log_determinants import log_determinant
 from jaxblocks.ad.curvature.operators import (
-    empirical_fisher_operator,
     fisher_operator,
     gauss_newton_operator,
     gauss_newton_product,
@@ -36,14 +35,12 @@ __all__ = [
     "as_function",
     "as_matrix",
     "directional_curvature",
-    "empirical_fisher_operator",
     "empirical_risk",
     "estimate_trace",
     "fisher_operator",
     "gauss_newton_operator",
     "gauss_newton_product",
     "hessian",
-    "hessian_blocks",
     "hessian_diagonal",
     "hessian_operator",
     "hvp",
@@ -55,5 +52,4 @@ __all__ = [
     "solve",
     "spectral_density",
     "structured_curvature",
-    "value_grad_hvp",
 ]

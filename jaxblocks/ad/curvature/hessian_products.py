@@ -26,7 +26,7 @@ from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
 
-__all__ = ["directional_curvature", "hvp", "linearize_gradient", "value_grad_hvp"]
+__all__ = ["directional_curvature", "hvp", "linearize_gradient"]
 
 
 @checked
@@ -35,8 +35,9 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
     ``jax.grad`` costs, two gradients (dense and convolutional nets) to two and a half (transformers), and the memory
-    of two. For many directions at one point use `jaxblocks.ad.hessian_operator`. A while loop has no reverse mode; a
-    function that contains one takes n passes of forward over forward mode.
+    of two. ``jax.jvp(jax.value_and_grad(f), (x,), (v,))`` returns the value and the gradient too. For many directions at
+    one point use `jaxblocks.ad.hessian_operator`. A while loop has no reverse mode; a function that contains one takes n
+    passes of forward over forward mode.
 
     Args:
         f: takes a pytree, returns a scalar.
@@ -65,35 +66,6 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
         if missing_mode(error) != "reverse":
             raise
     return linearize_gradient(f, x)(v)
-
-
-@checked
-def value_grad_hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> tuple[Float[Array, ""], Tree, Tree]:
-    r"""The value $f(x)$, the gradient $g$ and $Hv$ in one pass.
-
-    This costs less than a product and a gradient one after the other, because they share the forward pass.
-
-    Arguments and errors are those of `hvp`.
-
-    >>> value, gradient, product = value_grad_hvp(
-    ...     jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0])
-    ... )
-    >>> value, gradient, product
-    (Array(10., dtype=float32), Array([5., 2.], dtype=float32), Array([-2.,  1.], dtype=float32))
-
-    Source: Pearlmutter 1994, Fast exact multiplication by the Hessian (doi:10.1162/neco.1994.6.1.147).
-    """
-    f = scalar_valued(f)
-    x, v = at_point(x, v)
-    try:
-        both = with_forward_mode(jax.value_and_grad(f), x)
-        (value, gradient), (_, product) = jax.jvp(both, (x,), (v,))
-        return value, gradient, product
-    except (TypeError, ValueError) as error:
-        if missing_mode(error) != "reverse":
-            raise
-        f = with_forward_mode(f, x)
-        return f(x), jax.jacfwd(f)(x), linearize_gradient(f, x)(v)
 
 
 @checked

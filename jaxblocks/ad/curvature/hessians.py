@@ -1,4 +1,4 @@
-r"""The Hessian as a matrix, its diagonal and its diagonal blocks, in chunks of bounded memory.
+r"""The Hessian as a matrix, and its diagonal, in chunks of bounded memory.
 
     x    the point, any pytree of floating-point arrays with n numbers in all
     H    the Hessian of f at x, n by n
@@ -25,7 +25,7 @@ from jaxblocks.backend.varying import inside_shard_map, sharded_like, varying_li
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_values, checkable
 
-__all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
+__all__ = ["as_matrix", "hessian", "hessian_diagonal"]
 
 Leaf = TypeVar("Leaf", bound=Array)
 
@@ -116,40 +116,6 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
 
     rows = [structure.unflatten([block(i, a, j, b) for j, b in offsets(leaves)]) for i, a in offsets(leaves)]
     return structure.unflatten(rows)
-
-
-@checked
-def hessian_blocks(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_size: ChunkSize = "auto") -> Tree:
-    """The diagonal blocks of the Hessian, one for each leaf of ``x``: its second derivatives with the others fixed.
-
-    Arguments and errors are those of `hessian`.
-
-    Returns:
-        A tree like ``x``: the block of a leaf of shape S has the shape (*S, *S).
-
-    >>> f = lambda x: x["a"] * jnp.sum(x["b"] ** 2)
-    >>> jax.jit(lambda x: hessian_blocks(f, x))(
-    ...     {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])}
-    ... )
-    {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
-           [0., 6.]], dtype=float32)}
-
-    Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
-    Hessian).
-    """
-    f = scalar_valued(f)
-    x = as_point(x)
-    leaves, structure = jax.tree.flatten(x)
-    blocks = []
-    for index, leaf in enumerate(leaves):
-
-        def of_leaf(leaf, index=index):
-            return f(structure.unflatten([*leaves[:index], leaf, *leaves[index + 1 :]]))
-
-        # The gradient in this leaf alone, so that no entry outside of the diagonal blocks is computed.
-        matrix = _matrix(hessian_operator(of_leaf, leaf), leaf, chunk_size)
-        blocks.append(matrix.reshape(leaf.shape + leaf.shape))
-    return structure.unflatten(blocks)
 
 
 @checked

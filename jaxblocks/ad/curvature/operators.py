@@ -41,7 +41,6 @@ from jaxblocks.checks.names import nearest
 from jaxblocks.core.shapes import as_shapes
 
 __all__ = [
-    "empirical_fisher_operator",
     "fisher_operator",
     "gauss_newton_operator",
     "gauss_newton_product",
@@ -95,6 +94,9 @@ def gauss_newton_operator(
     positive semidefinite if the loss $ℓ$ is convex in the outputs, and equals the Fisher matrix for cross
     entropy and squared error. A product costs less than one with the Hessian.
 
+    The mean of the outer products of the gradients of N losses (the empirical Fisher matrix) is the Gauss-Newton
+    matrix of the N losses as outputs, under ``lambda losses: jnp.mean(losses**2) / 2``.
+
     Args:
         model: $m$, takes ``x``, returns outputs: an array, or a pytree of them.
         loss: $ℓ$, takes the outputs, returns a scalar; $H_ℓ$ is its Hessian.
@@ -111,7 +113,8 @@ def gauss_newton_operator(
     Array([ 4., 36.], dtype=float32)
 
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent
-    (doi:10.1162/08997660260028683).
+    (doi:10.1162/08997660260028683); Kunstner, Balles & Hennig 2019, Limitations of the empirical Fisher
+    approximation for natural gradient descent (arXiv:1905.12558).
     """
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
     outputs, push = _linearize("model", model, x)
@@ -136,35 +139,6 @@ def gauss_newton_product(
     (doi:10.1162/08997660260028683).
     """
     return gauss_newton_operator(model, loss, x)(v)
-
-
-@checked
-@full_precision()
-def empirical_fisher_operator(losses: Callable[[Tree], Float[Array, "..."]], x: Tree) -> Callable[[Tree], Tree]:
-    r"""The mean of outer products of gradients $v ↦ (1/N) ∑_{i=1}^N g_i (g_iᵀ v)$.
-
-    $g_i$ is the gradient of the loss of example i. No $g_i$ is formed: one forward pass computes all
-    $g_iᵀ v$, one backward pass their weighted sum. It uses the targets of the data, so it is
-    not the Fisher matrix, and may differ greatly from it far from a perfect fit; `fisher_operator` draws targets.
-
-    Args:
-        losses: takes ``x``, returns one number per example (an array of any shape, N numbers).
-        x: the point, a pytree of floating-point arrays.
-
-    Raises:
-        TypeError: if a leaf of ``x`` is not floating-point, or ``losses`` does not return one floating-point array.
-        ValueError: if ``losses`` returns one number, such as the mean over the examples, or an empty array.
-
-    >>> F = empirical_fisher_operator(lambda x: jnp.array([1.0, 2.0]) * x[0], jnp.ones(2))
-    >>> F(jnp.array([1.0, 7.0]))  # (1 + 4) / 2
-    Array([2.5, 0. ], dtype=float32)
-
-    Source: Kunstner, Balles & Hennig 2019, Limitations of the empirical Fisher approximation for natural gradient
-    descent (arXiv:1905.12558).
-    """
-    x = as_point(x)
-    like, linear = as_shapes(x), _mean_of_outer_products("losses", x, *_linearize("losses", losses, x))
-    return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
 
 @checked
@@ -219,7 +193,7 @@ def fisher_operator(
     # Targets are data for the derivative: the gradient of the log-likelihood is taken at fixed y.
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
-    like, linear = as_shapes(x), _mean_of_outer_products("the log-likelihood", x, values, Partial(_both, push, onward))
+    like, linear = as_shapes(x), _mean_of_outer_products(x, values, Partial(_both, push, onward))
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
 
@@ -268,13 +242,12 @@ def _both(first, second, v):
     return second(first(v))
 
 
-def _mean_of_outer_products(what, x, values, push):
+def _mean_of_outer_products(x, values, push):
     """The mean of outer products of gradients as a function of an unchecked v; ``push`` pushes v to ``values``."""
     floating = hasattr(values, "dtype") and jnp.issubdtype(values.dtype, jnp.floating)
-    repair = "return one number per example"
-    require(floating, f"{what} to return one floating-point array", values, repair, error=TypeError)
-    repair = "omit the mean (or the sum) over examples"
-    require(values.ndim > 0 and values.size > 0, f"{what} to return one number per example", values, repair)
+    expected = "the log-likelihood to return one floating-point array"
+    require(floating, expected, values, "return one number per example", error=TypeError)
+    require(values.size > 0, "outputs of at least one example", values, "pass outputs with rows")
     # With J the Jacobian of the N values, whose rows are the gradients, the mean of outer products is J^T J / N.
     middle = Partial(functools.partial(_divided, values.size))
     return Partial(_sandwich, push, middle, _zeros(x))

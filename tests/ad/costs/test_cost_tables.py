@@ -9,7 +9,7 @@ import pytest
 from derivatives import small_net
 from jax.flatten_util import ravel_pytree
 
-from jaxblocks.ad import cost_table, count_flops, directional_curvature, equations, hvp, value_grad_hvp
+from jaxblocks.ad import cost_table, count_flops, directional_curvature, equations, hvp
 from jaxblocks.ad.costs import cost_tables
 
 SIZES = (32, 64, 48, 8)
@@ -34,14 +34,13 @@ def test_a_hessian_vector_product_costs_a_few_gradients_and_forms_no_matrix():
     assert table.function.flops == count_flops(f, params).flops
     assert table["gradient"].count == count_flops(jax.value_and_grad(f), params)
     assert table.jvp.flops == count_flops(lambda p, v: jax.jvp(f, (p,), (v,)), params, v).flops
-    tools = {tool: functools.partial(tool, f) for tool in (hvp, value_grad_hvp, directional_curvature)}
-    product, one_pass, curvature = (count_flops(tool, params, v).flops for tool in tools.values())
+    tools = {tool: functools.partial(tool, f) for tool in (hvp, directional_curvature)}
+    product, curvature = (count_flops(tool, params, v).flops for tool in tools.values())
     assert (table.hvp.flops, table.directional_curvature.flops) == (product, curvature)
     assert all(row.seconds is None and row.temporary_bytes is None for row in table)
     gradient = count_flops(jax.grad(f), params).flops
     assert 1.5 * gradient < product <= 3.5 * gradient
     assert curvature < product
-    assert one_pass < 0.85 * (product + table.gradient.flops)
     assert (table.function.flops_ratio, table.hvp.flops_ratio) == (1, product / table.function.flops)
     assert 2 < table.gradient.flops_ratio < 4 < table.hvp.flops_ratio < 8.5
     assert 1.5 < table.jvp.flops_ratio < 3

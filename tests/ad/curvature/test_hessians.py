@@ -12,15 +12,12 @@ from jaxblocks.activations import tanh
 from jaxblocks.ad import (
     as_matrix,
     directional_curvature,
-    empirical_fisher_operator,
     empirical_risk,
     gauss_newton_operator,
     hessian,
-    hessian_blocks,
     hessian_diagonal,
     hessian_operator,
     hvp,
-    value_grad_hvp,
 )
 from jaxblocks.ad.counting.counts import count_jaxpr
 from jaxblocks.layers.mlp import MLP
@@ -45,32 +42,30 @@ def test_published_hessian():
     with jax.enable_x64(True):
         x, expected = jnp.array([2.0, 5.0]), np.array([[-0.25, 1.0], [1.0, -0.9589242746631385]])
         np.testing.assert_allclose(hessian(published, x), expected, rtol=1e-14)
-        tools = functools.partial(hessian, chunk_size=1), hessian_diagonal, hessian_blocks
-        one, diagonal, blocks = jax.jit(lambda x: [tool(published, x) for tool in tools])(x)
+        tools = functools.partial(hessian, chunk_size=1), hessian_diagonal
+        one, diagonal = jax.jit(lambda x: [tool(published, x) for tool in tools])(x)
         np.testing.assert_allclose(one, expected, rtol=1e-14)
         np.testing.assert_allclose(diagonal, np.diag(expected))
-        np.testing.assert_allclose(blocks, expected, rtol=1e-14)
 
 
 def test_chunks_equal_jax_hessian():
-    """Chunk sizes that divide 21 and that do not; blocks, shapes and dtypes of each leaf."""
+    """Chunk sizes that divide 21 and that do not; shapes and dtypes of each leaf."""
     with jax.enable_x64(True):
         f, params = problem(np.float64, MLP(3, 3, activation=tanh), (5, 2))
 
         @jax.jit
         def every(p):
-            parts = [tool(f, p, chunk_size=4) for tool in (hessian_diagonal, hessian_blocks)]
-            return jax.hessian(f)(p), [hessian(f, p, chunk_size=size) for size in (4, 7)], parts
+            ours = [hessian(f, p, chunk_size=size) for size in (4, 7)]
+            return jax.hessian(f)(p), ours, hessian_diagonal(f, p, chunk_size=4)
 
-        theirs, both, (diagonal, blocks) = jax.tree.map(np.asarray, every(params))
+        theirs, both, diagonal = jax.tree.map(np.asarray, every(params))
         for ours in both:
             assert jax.tree.structure(ours) == jax.tree.structure(theirs)
             for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
                 assert (a.shape, a.dtype) == (b.shape, b.dtype)
                 np.testing.assert_allclose(a, b, atol=1e-13)
         on_diagonal = [theirs[i][name][i][name] for i in range(len(params)) for name in params[i] if params[i]]
-        for d, b, h in zip(jax.tree.leaves(diagonal), jax.tree.leaves(blocks), on_diagonal, strict=True):
-            np.testing.assert_allclose(b, h, atol=1e-13)
+        for d, h in zip(jax.tree.leaves(diagonal), on_diagonal, strict=True):
             np.testing.assert_allclose(d.reshape(-1), np.diag(h.reshape(d.size, d.size)), atol=1e-13)
 
 
@@ -124,7 +119,7 @@ def test_unit_vectors_are_not_constants_of_the_program():
 # ---- errors --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tool", [hessian, hessian_diagonal, hessian_blocks])
+@pytest.mark.parametrize("tool", [hessian, hessian_diagonal])
 def test_errors_name_the_public_function(tool, sentences):
     name, x = tool.__name__, jnp.ones(2)
     with pytest.raises(ValueError, match=rf"{name} expected f to return a scalar, got float32 \(2,\)"):
@@ -179,25 +174,20 @@ def test_while_loops_by_two_forward_modes():
     tools = {
         "hessian": lambda f, x: hessian(f, x, chunk_size=2),
         "diagonal": hessian_diagonal,
-        "blocks": hessian_blocks,
         "operator": lambda f, x: hessian_operator(f, x)(v),
         "hvp": lambda f, x: hvp(f, x, v),
-        "value, gradient and product": lambda f, x: value_grad_hvp(f, x, v),
         "curvature": lambda f, x: directional_curvature(f, x, v),
         "pushed": lambda f, x: jax.jvp(lambda x: hessian_diagonal(f, x), (x,), (v,))[1],
     }
 
     run = jax.jit(lambda x: {name: tool(looped, x) for name, tool in tools.items()})
     H, pushed = jax.jit(lambda x: jax.jvp(jax.hessian(unrolled), (x,), (v,)))(x)
-    value, gradient = jax.jit(jax.value_and_grad(unrolled))(x)
     H, pushed = np.asarray(H), np.asarray(pushed)
     theirs = {
         "hessian": H,
         "diagonal": np.diag(H),
-        "blocks": H,
         "operator": H @ v,
         "hvp": H @ v,
-        "value, gradient and product": (value, gradient, H @ v),
         "curvature": v @ (H @ v),
         "pushed": np.diag(pushed),
     }
@@ -211,14 +201,12 @@ def test_models_with_while_loops_are_named():
         TypeError, match="gauss_newton_operator expected model to be differentiable in reverse mode, got"
     ):
         gauss_newton_operator(model, jnp.sum, jnp.ones(2))
-    with pytest.raises(TypeError, match="empirical_fisher_operator expected losses to be .* got a while loop"):
-        empirical_fisher_operator(model, jnp.ones(2))
 
 
 def test_empty_points():
     x = {"a": jnp.zeros((0, 2))}
     f = lambda x: jnp.sum(x["a"] ** 2)
-    assert hessian(f, x)["a"]["a"].shape == (0, 2, 0, 2) and hessian_blocks(f, x)["a"].shape == (0, 2, 0, 2)
+    assert hessian(f, x)["a"]["a"].shape == (0, 2, 0, 2)
     assert hessian_diagonal(f, x)["a"].shape == hessian_operator(f, x)(x)["a"].shape == (0, 2)
     assert as_matrix(lambda v: v, x).shape == (0, 0)
 

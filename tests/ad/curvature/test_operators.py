@@ -16,7 +16,6 @@ from jaxblocks.ad import (
     as_matrix,
     count_flops,
     directional_curvature,
-    empirical_fisher_operator,
     empirical_risk,
     fisher_operator,
     gauss_newton_operator,
@@ -141,24 +140,30 @@ def test_gauss_newton_equals_the_dense_product():
         assert np.abs(flat(of_hessian) - dense @ flat(v)).max() > 1e-3
 
 
-def test_empirical_fisher_is_the_mean_of_outer_products():
+def half_mean_square(values):
+    return jnp.mean(values**2) / 2
+
+
+def test_mean_of_outer_products_as_a_gauss_newton_matrix():
+    """That of N losses under half of their mean square is the empirical Fisher matrix."""
     with jax.enable_x64(True):
         params, (x, y), model, risk = small()
         per_example = lambda p: losses.softmax_cross_entropy(model(p, x), y)
         one = jax.jit(jax.grad(lambda p, i: risk(p, (x[i][None], y[i][None]))))
         gradients = np.stack([flat(one(params, i)) for i in range(len(y))])
-        F = matrix(lambda p: empirical_fisher_operator(per_example, p), params)
+        F = matrix(lambda p: gauss_newton_operator(per_example, half_mean_square, p), params)
         np.testing.assert_allclose(F, gradients.T @ gradients / len(y), atol=1e-14)
 
 
-def test_fisher_equals_the_empirical_fisher_of_the_sampled_targets():
+def test_fisher_is_the_mean_of_outer_products_for_the_sampled_targets():
     with jax.enable_x64(True):
         params, (x, y), model, _ = small()
         of_params = lambda p: model(p, x)
         log_likelihood = lambda out, y: -losses.softmax_cross_entropy(out, y)
         given = (lambda key, out: y, log_likelihood)  # a sampler that always returns the targets of the data
         F = lambda p: fisher_operator(jax.random.key(0), of_params, p, likelihood=given, samples=2)
-        expected = lambda p: empirical_fisher_operator(lambda p: log_likelihood(of_params(p), y), p)
+        values = lambda p: log_likelihood(of_params(p), y)
+        expected = lambda p: gauss_newton_operator(values, half_mean_square, p)
         np.testing.assert_allclose(matrix(F, params), matrix(expected, params), atol=1e-14)
 
 
@@ -422,13 +427,15 @@ def test_functions_without_derivatives_are_rejected(sentences):
         gauss_newton_operator(lambda x: jnp.argmax(x), jnp.sum, x)
 
 
-def test_losses_without_examples_are_rejected():
-    x = jnp.ones(2)
-    with pytest.raises(ValueError, match=r"one number per example, got float32 \(\); omit the mean"):
-        empirical_fisher_operator(jnp.mean, x)
-    empirical_fisher_operator(lambda x: x, x)
-    with pytest.raises(TypeError, match="to return one floating-point array, got a tuple"):
-        empirical_fisher_operator(lambda x: (x, x), x)
+def test_log_likelihoods_without_examples_are_rejected():
+    ask = lambda log_likelihood, x: fisher_operator(
+        jax.random.key(0), lambda x: x, x, likelihood=(lambda key, out: out, log_likelihood)
+    )
+    ask(lambda out, y: out * y, jnp.ones(2))
+    with pytest.raises(TypeError, match="the log-likelihood to return one floating-point array, got a tuple"):
+        ask(lambda out, y: (out, y), jnp.ones(2))
+    with pytest.raises(ValueError, match="outputs of at least one example, got float32"):
+        ask(lambda out, y: out * y, jnp.ones(0))
 
 
 def test_fisher_needs_a_key_and_a_likelihood(sentences):
