@@ -429,8 +429,6 @@ def test_plots_of_regions(sentences):
     assert found.plot(left, level=0.0) is left
     assert found.plot(right, color_by="output", output=1) is right
     assert len(left.collections[0].get_paths()) == len(found)
-    line = regions_along(net, params, [-1.0, -1.0], [1.0, 1.0])
-    assert len(line.plot(output=1).lines[1].get_xdata()) == len(line.kinks)
     with pytest.raises(ValueError, match='expected color_by to be "region" or "output", got slope'):
         found.plot(left, color_by="slope")
     plt.close("all")

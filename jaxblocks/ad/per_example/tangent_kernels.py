@@ -33,7 +33,6 @@ from jaxblocks.backend.precision import full_precision, wide_dtype, widen
 from jaxblocks.backend.varying import as_structs, varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
-from jaxblocks.plotting.axes import axes_or_new
 
 __all__ = ["KernelPlan", "ntk", "ntk_plan"]
 
@@ -126,7 +125,7 @@ def ntk_plan(
 class KernelPlan:
     """The method of `ntk` and the cost of each method; returned by `ntk_plan`.
 
-    It prints as two tables; `plot` draws the costs.
+    It prints as two tables.
 
     Attributes:
         method: the method that `ntk` uses.
@@ -158,24 +157,6 @@ class KernelPlan:
 
     def _repr_html_(self) -> str:
         return "".join(self._tables("html"))
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the operations of each method as bars; returns the axes.
-
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
-        >>> KernelPlan(
-        ...     "products", {"contraction": 300, "products": 200}, ()
-        ... ).plot().get_ylabel()
-        'operations'
-        """
-        ax = axes_or_new(ax)
-        colors = ["C1" if name == self.method else "C0" for name in self.operations]
-        ax.bar(list(self.operations), list(self.operations.values()), color=colors)
-        ax.set_yscale("log")
-        ax.set_ylabel("operations")
-        return ax
 
     def _tables(self, style: str) -> list[str]:
         from tabulate import tabulate

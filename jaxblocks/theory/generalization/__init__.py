@@ -1,4 +1,4 @@
-"""Experiments on generalization: each computes a few numbers, and returns a record that prints and plots them.
+"""Experiments on generalization: each computes a few numbers, and returns a record that prints them.
 
 Read ``complexity_sweeps`` first. Each other file is one experiment or formula; ``data`` and ``matrix_products`` are
 shared.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxblocks.checks.errors import require
-from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.arrays import real_array
 from jaxblocks.theory.generalization.data import Numbers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
@@ -56,22 +55,6 @@ class Drift:
         # The slope between two points on logarithmic axes.
         (d1, d2), (e1, e2) = (v[np.argsort(self.step_sizes)[:2]] for v in (self.drifts, self.step_sizes))
         return float(np.log(d2 / d1) / np.log(e2 / e1))
-
-    def plot(self, ax=None):
-        """Plot the drift over the step size, both axes logarithmic; returns the axes.
-
-        >>> drifts = np.array([0.1, 0.01]), np.array([0.2, 0.02])
-        >>> Drift(*drifts, np.zeros(2), 1.0).plot().get_xlabel()
-        'step size'
-        """
-        ax = axes_or_new(ax)
-        ax.loglog(self.step_sizes, self.drifts, "o", color=PALETTE[0], label="drift of the conserved matrices")
-        # A line of slope 1 through the first point, to compare with.
-        line = self.drifts[0] * self.step_sizes / self.step_sizes[0]
-        ax.loglog(self.step_sizes, line, ":", color=GRAY, label="proportional to the step size")
-        ax.set(xlabel="step size", ylabel=f"drift until time {self.time:g}")
-        ax.legend()
-        return ax
 
     def __repr__(self):
         pairs = ", ".join(f"{d:.2g} at {e:g}" for d, e in zip(self.drifts, self.step_sizes, strict=True))

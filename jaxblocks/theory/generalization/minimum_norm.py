@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.arrays import real_array
 from jaxblocks.theory.generalization.data import Numbers, rows
 
@@ -34,22 +33,6 @@ class MinNormBias:
     deviation: float
     error: float
     steps: int
-
-    def plot(self, ax=None):
-        """Plot the weights of gradient descent, the closed form and the minimum-norm solution; returns the axes.
-
-        >>> axes = min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).plot()
-        >>> axes.get_xlabel()
-        'feature'
-        """
-        ax = axes_or_new(ax)
-        place = np.arange(len(self.weights))
-        ax.plot(place, self.least_norm, "_", color=GRAY, markersize=14, label="least norm")
-        ax.plot(place, self.closed_form, "s", color=PALETTE[1], markersize=7, fillstyle="none", label="closed form")
-        ax.plot(place, self.weights, ".", color=PALETTE[0], label="gradient descent")
-        ax.set(xlabel="feature", ylabel="weight")
-        ax.legend()
-        return ax
 
     def __repr__(self):
         norm, least = (float(np.linalg.norm(w)) for w in (self.weights, self.least_norm))

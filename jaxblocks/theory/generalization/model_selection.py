@@ -10,7 +10,6 @@ from jaxtyping import Array, Key
 
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.plotting.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import integers
 
 __all__ = ["Selection", "selection_optimism"]
@@ -37,21 +36,6 @@ class Selection:
     bound: np.ndarray
     chance: float
     examples: int
-
-    def plot(self, ax=None):
-        """Plot the accuracy of the best classifier over the number of classifiers, on both test sets; returns the axes.
-
-        >>> selection_optimism(key=jax.random.key(0), trials=10).plot().get_xlabel()
-        'number of classifiers'
-        """
-        ax = axes_or_new(ax)
-        ax.semilogx(self.classifiers, self.bound, ":", color=GRAY, label="bound")
-        ax.semilogx(self.classifiers, self.expected, "-", color=PALETTE[1], label="on the test set, expected")
-        ax.semilogx(self.classifiers, self.simulated, "^", color=PALETTE[1], label="on the test set, simulated")
-        ax.semilogx(self.classifiers, self.fresh, "o", color=PALETTE[0], label="on a new test set, simulated")
-        ax.set(xlabel="number of classifiers", ylabel="accuracy of the best")
-        ax.legend()
-        return ax
 
     def __repr__(self):
         pairs = ", ".join(f"{e:.3f} of {k}" for e, k in zip(self.expected, self.classifiers, strict=True))

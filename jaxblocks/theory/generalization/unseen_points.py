@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxblocks.checks.errors import require
-from jaxblocks.plotting.axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers
 
 __all__ = ["NoFreeLunch", "no_free_lunch"]
@@ -27,20 +26,6 @@ class NoFreeLunch:
     def mean(self) -> float:
         """The mean over all labelings: one half."""
         return float(np.mean(self.accuracies))
-
-    def plot(self, ax=None):
-        """Plot the number of labelings with each accuracy; returns the axes.
-
-        >>> no_free_lunch(np.array([0, 1, 1])).plot().get_xlabel()
-        'accuracy on unseen points'
-        """
-        ax = axes_or_new(ax)
-        values, counts = np.unique(self.accuracies, return_counts=True)
-        ax.bar(values, counts, width=0.6 / max(1, len(self.predictions)), color=PALETTE[0])
-        ax.axvline(self.mean, color=PALETTE[1], linestyle="--", label=f"mean {self.mean:g}")
-        ax.set(xlabel="accuracy on unseen points", ylabel="number of labelings")
-        ax.legend()
-        return ax
 
     def __repr__(self):
         return f"NoFreeLunch(mean accuracy {self.mean:g} over {len(self.accuracies)} labelings)"

@@ -10,7 +10,6 @@ from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import require
 from jaxblocks.core.pairs import LayerLike
-from jaxblocks.plotting.axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike, real_array
 from jaxblocks.theory.linear_regions.polygons import TOLERANCE
 from jaxblocks.theory.linear_regions.records import RegionCounts
@@ -24,7 +23,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, repr=False)
 class SegmentRegions(RegionCounts):
-    """The result of `regions_along`: the pieces into which a net divides a segment, with a table and a plot.
+    """The result of `regions_along`: the pieces into which a net divides a segment, with a table.
 
     Attributes:
         edges: the ends of the pieces, from 0 at the start of the segment to 1 at its end, (n + 1,).
@@ -45,23 +44,6 @@ class SegmentRegions(RegionCounts):
     def kinks(self) -> np.ndarray:
         """The boundaries between linear regions, in (0, 1)."""
         return self.edges[1:-1][np.diff(self.linear_region) > 0]
-
-    def plot(self, ax=None, *, output: int = 0):
-        """Plot the graph of an output over the segment, with its kinks marked; returns the axes.
-
-        >>> axes = regions_along(jnp.abs, (), -1.0, 2.0).plot()
-        >>> axes.get_title()
-        '2 linear regions'
-        """
-        ax = axes_or_new(ax)
-        offsets, slopes = (v.reshape(len(self), -1)[:, output] for v in (self.offsets, self.slopes))
-        ends = np.stack([self.edges[:-1], self.edges[1:]], 1)
-        ax.plot(ends.ravel(), (offsets[:, None] + slopes[:, None] * ends).ravel())
-        at_kinks = np.append(np.diff(self.linear_region) > 0, False)
-        ax.plot(ends[at_kinks, 1], (offsets + slopes * ends[:, 1])[at_kinks], "o", markersize=4, label="kinks")
-        ax.set(xlabel="t, from start to stop", ylabel="output")
-        ax.set_title(f"{self.linear_count:,} linear region{'s' * (self.linear_count != 1)}")
-        return ax
 
     def _lines(self):
         yield self.linear_count, "linear regions along the segment"
