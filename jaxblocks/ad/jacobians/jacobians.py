@@ -1,7 +1,7 @@
 r"""The Jacobian of any function, by the cheapest bracketing of its chain rule.
 
-    x     the point, any pytree of floating-point (or complex) arrays with n numbers in all
-    y     the value f(x), any pytree of floating-point (or complex) arrays with m numbers in all
+    x     the point, any pytree of floating-point arrays with n numbers in all
+    y     the value f(x), any pytree of floating-point arrays with m numbers in all
     J     the Jacobian dy/dx, m by n; J = J_L ... J_2 J_1 where f is a chain of L stages
 
 Forward mode multiplies from the right and pushes n seeds through f, reverse mode multiplies from the left and pulls
@@ -26,7 +26,7 @@ from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.programs.arguments import floating_leaves
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
-from jaxblocks.checks.errors import describe, require
+from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 
@@ -46,7 +46,6 @@ def jacobian(
     *,
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
-    holomorphic: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
@@ -57,7 +56,6 @@ def jacobian(
     *,
     argnums: Argnums = 0,
     has_aux: bool = False,
-    holomorphic: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
@@ -68,7 +66,6 @@ def jacobian(
     *,
     argnums: Argnums = 0,
     has_aux: bool = False,
-    holomorphic: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
@@ -81,10 +78,10 @@ def jacobian(
     to rounding.
 
     Args:
-        f: takes a pytree x (and any other arguments, which are passed on) and returns a pytree.
+        f: takes a pytree x (and any other arguments, which are passed on) and returns a pytree, both of floating-point
+            arrays; for complex numbers use ``jax.jacfwd`` or ``jax.jacrev``.
         argnums: the positional argument that is x, or a tuple of them.
         has_aux: whether ``f`` returns a pair of the value and of auxiliary data, which are not differentiated.
-        holomorphic: whether ``f`` is holomorphic: then x and f(x) are complex.
         mode: ``"auto"``, ``"forward"`` (as ``jax.jacfwd``) or ``"reverse"`` (as ``jax.jacrev``).
         chunk_size: the number of seeds in one batch: an integer, ``None`` for all, or ``"auto"`` for the largest
             batch whose temporaries are below 256 MiB, or below twice the size of the Jacobian if that is more.
@@ -102,16 +99,15 @@ def jacobian(
 
     Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
     convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into
-    account. A while loop that contains a custom vjp rule has neither. Complex values of real x have only forward mode,
-    real values of complex x only reverse mode, unless ``f`` is holomorphic.
+    account. A while loop that contains a custom vjp rule has neither.
 
     Inside `jax.shard_map` the Jacobian is that of the value on each device with respect to x on this device. If
     ``f`` communicates between devices, the modes sum over different devices, as those of JAX do; ``"auto"`` is then
     reverse mode.
 
     Raises:
-        TypeError: where x or f(x) holds a leaf that is not floating-point or complex (the error names it), or where
-            the mode, or each of both, cannot differentiate ``f``.
+        TypeError: where x or f(x) holds a leaf that is not floating-point (the error names it), or where the mode, or
+            each of both, cannot differentiate ``f``.
         ValueError: where ``memory`` is too small (the error states the smallest valid value), or an argument of
             ``argnums`` does not exist.
 
@@ -126,7 +122,7 @@ def jacobian(
     _check_memory(memory)
 
     def derivative(*args, **kwargs):
-        value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
+        value = _FlatValue(f, args, kwargs, argnums, has_aux)
         leaves = value.leaves()
         try:
             linear = linearized(value, leaves)
@@ -136,11 +132,10 @@ def jacobian(
             expected, repair = "f to be differentiable in reverse mode", "pass mode='forward' or 'auto'"
             require(mode != "reverse", expected, "a while loop, which has forward mode only", repair, error=TypeError)
             # Without a linear program there is nothing to plan; jacfwd only pushes seeds.
-            return jax.jacfwd(f, argnums, has_aux, holomorphic)(*args, **kwargs)
-        modes = value.modes(mode)
-        route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
+            return jax.jacfwd(f, argnums, has_aux)(*args, **kwargs)
+        route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
         # One batch in one mode is the program of jax.jacfwd or jax.jacrev: no stages, no loop.
-        if route.plan.mode in modes and route.plan.chunk_size is None:
+        if route.plan.mode in ("forward", "reverse") and route.plan.chunk_size is None:
             found = in_one_batch(linear, route.plan.mode)
         else:
             found = execute(linear, route)
@@ -156,7 +151,6 @@ def jacobian_plan(
     *args: PyTree,
     argnums: Argnums = 0,
     has_aux: bool = False,
-    holomorphic: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
@@ -169,7 +163,6 @@ def jacobian_plan(
         args: the arguments of ``f``: arrays, or ``jax.ShapeDtypeStruct`` where only shapes are known.
         argnums: as for `jacobian`.
         has_aux: as for `jacobian`.
-        holomorphic: as for `jacobian`.
         mode: as for `jacobian`.
         chunk_size: as for `jacobian`.
         memory: as for `jacobian`.
@@ -201,12 +194,11 @@ def jacobian_plan(
         for i, array in zip(traced, arrays, strict=True):
             filled[i] = array
         args, kwargs = structure.unflatten(filled)
-        value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
+        value = _FlatValue(f, args, kwargs, argnums, has_aux)
         linear = linearized(value, value.leaves())
-        modes = value.modes(mode)
-        route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
+        route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
         operations = dict(route.plan.operations)
-        if route.plan.mode not in modes:  # a bracketing
+        if route.plan.mode not in ("forward", "reverse"):  # a bracketing
             run = lambda constants: execute(linear._replace(constants=constants), route).arrays
             operations["chosen"] = count_jaxpr(jax.make_jaxpr(run)(list(linear.constants)).jaxpr).flops
         plans.append(dataclasses.replace(route.plan, operations=operations))
@@ -228,7 +220,7 @@ def _check_memory(memory):
 class _FlatValue:
     """f as a function of the leaves of x that returns the leaves of y and the auxiliary data."""
 
-    def __init__(self, f, args, kwargs, argnums, has_aux, holomorphic):
+    def __init__(self, f, args, kwargs, argnums, has_aux):
         self.single = isinstance(argnums, int)
         numbers = (argnums,) if self.single else argnums
         for i in numbers:
@@ -238,7 +230,7 @@ class _FlatValue:
         self.f, self.args, self.kwargs, self.numbers = f, args, kwargs, [i % len(args) for i in numbers]
         distinct = len(set(self.numbers)) == len(self.numbers)
         require(distinct, "argnums without repetition", str(argnums), "name each argument once")
-        self.has_aux, self.holomorphic = has_aux, holomorphic
+        self.has_aux = has_aux
         self.x = _point(args[argnums] if self.single else tuple(args[i] for i in numbers))
         self.structure = jax.tree.structure(self.x)
 
@@ -248,24 +240,6 @@ class _FlatValue:
         if inside_shard_map():
             leaves = varying_like(leaves, jax.eval_shape(lambda *leaves: self(*leaves)[0], *leaves))
         return leaves
-
-    def modes(self, requested: str) -> tuple[str, ...]:
-        """The modes that JAX has for the dtypes of x and y."""
-        of_x, of_y = (any(map(_is_complex, leaves)) for leaves in (jax.tree.leaves(self.x), self.outputs))
-        if self.holomorphic:
-            repair = "convert x with .astype(jnp.complex64), or omit holomorphic"
-            got = f"{describe(self.outputs[0])} at {describe(jax.tree.leaves(self.x)[0])}"
-            require(of_x and of_y, "complex x and f(x) for holomorphic=True", got, repair, error=TypeError)
-            return "forward", "reverse"
-        # Real seeds span the tangents of a real x but not of a complex one, and likewise the cotangents of y.
-        modes = ("forward",) * (not of_x) + ("reverse",) * (not of_y)
-        repair = "pass holomorphic=True if f is holomorphic, or differentiate the real and the imaginary part"
-        require(modes, "real x, or a real f(x)", "complex numbers for both", repair, error=TypeError)
-        if requested not in ("auto", *modes):
-            expected = "real x in forward mode" if requested == "forward" else "a real f(x) in reverse mode"
-            repair = f"pass mode={modes[0]!r}, or holomorphic=True if f is holomorphic"
-            require(False, expected, "complex numbers", repair, error=TypeError)
-        return modes
 
     def __call__(self, *leaves):
         x, args = self.structure.unflatten(leaves), list(self.args)
@@ -279,8 +253,8 @@ class _FlatValue:
             y, aux = y
         repair = "return what is to be differentiated"
         require(jax.tree.leaves(y), "f to return at least one array", y, repair, error=TypeError)
-        y = floating_leaves("f(x)", y, "omit it from the value of f", kind=jnp.inexact)
-        # Kept for `modes` and `_assembled`, which run after the trace.
+        y = floating_leaves("f(x)", y, "omit it from the value of f")
+        # Kept for `_assembled`, which runs after the trace.
         self.outputs = jax.tree.leaves(y)
         self.made = jax.tree.structure(y)
         return self.outputs, aux
@@ -288,16 +262,9 @@ class _FlatValue:
 
 def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
     """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x, in the dtype of y."""
-    found = _arranged(held, leaves, value)
     outputs = jax.tree.unflatten(value.made, value.outputs)
-
-    def cast(y, blocks):
-        # Reverse mode returns the dtype of x. A real y of a complex x has complex derivatives.
-        return jax.tree.map(
-            lambda block: block.astype(y.dtype) if _is_complex(y) or not _is_complex(block) else block, blocks
-        )
-
-    return jax.tree.map(cast, outputs, found)
+    cast = lambda y, blocks: jax.tree.map(lambda block: block.astype(y.dtype), blocks)  # reverse mode has that of x
+    return jax.tree.map(cast, outputs, _arranged(held, leaves, value))
 
 
 def _arranged(held: Held, leaves, value: _FlatValue) -> PyTree:
@@ -330,10 +297,6 @@ def _arranged(held: Held, leaves, value: _FlatValue) -> PyTree:
 
 def _point(x) -> PyTree:
     reject_foreign("x", x)
-    x = floating_leaves("x", x, "pass it after x", kind=jnp.inexact)
+    x = floating_leaves("x", x, "pass it after x")
     # Without weak types.
     return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), x)
-
-
-def _is_complex(leaf) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)

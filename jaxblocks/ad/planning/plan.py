@@ -200,11 +200,10 @@ def make_plan(
     linear: Linear,
     *,
     mode: str = "auto",
-    modes: tuple[str, ...] = ("forward", "reverse"),
     chunk_size: int | str | None = "auto",
     memory: int | float | None = None,
 ) -> Route:
-    """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options, ``modes`` are those that exist.
+    """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options.
 
     The operations of a bracketing are ``None``: `jaxblocks.ad.jacobian_plan` counts them in the program that is run.
 
@@ -216,7 +215,7 @@ def make_plan(
     chain = price_chain(linear)
     part = chain.cheapest()
     # A requested mode that does not exist fails here, with the reason; for "auto" it has an infinite price.
-    times = _times(chain, part, modes)
+    times = _times(chain, part)
     if mode != "auto" and not np.isfinite(times[mode]):
         other = "reverse" if mode == "forward" else "forward"
         got = {"forward": "a jax.custom_vjp", "reverse": "a while loop"}[mode] + f", which has {other} mode only"
@@ -248,15 +247,13 @@ def make_plan(
     return Route(plan, chain.links, part, chain.directions, way.chunk, _unrolls(chain))
 
 
-def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, float]:
+def _times(chain: PricedChain, part: Part) -> dict[str, float]:
     """Predicted seconds of ``"forward"``, ``"reverse"`` and ``"mixed"``; infinite where a mode does not exist."""
     times = {
         "forward": chain.forward[:, 0].sum(),
         "reverse": chain.reverse[:, -1].sum(),
         "mixed": chain.seconds_of(part),
     }
-    # Infinite, so that minima and comparisons reject this mode without special cases.
-    times |= {name: np.inf for name in ("forward", "reverse") if name not in modes}
     require(
         any(map(np.isfinite, times.values())),
         "f to be differentiable in forward or in reverse mode",

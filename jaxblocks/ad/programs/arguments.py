@@ -157,8 +157,8 @@ def as_point(x: PyTree) -> PyTree:
     return floating_leaves("x", x, "close over it as a constant of f")
 
 
-def floating_leaves(name: str, tree: PyTree, otherwise: str = "", *, kind: Any = jnp.floating) -> PyTree:
-    """Convert a tree to arrays; the error names a leaf of another ``kind``, and how to convert it or do ``otherwise``.
+def floating_leaves(name: str, tree: PyTree, otherwise: str = "") -> PyTree:
+    """Convert a tree to arrays; the error names a leaf that is not floating-point, and the repair (or ``otherwise``).
 
     >>> floating_leaves("x", (1.5, 2), "leave it out")
     Traceback (most recent call last):
@@ -170,7 +170,7 @@ def floating_leaves(name: str, tree: PyTree, otherwise: str = "", *, kind: Any =
     arrays = [_as_array(leaf) for _, leaf in leaves]
     for (path, leaf), array in zip(leaves, arrays, strict=True):
         dtype = getattr(array, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, kind):
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             got = f"{describe(leaf)} at {name}{keystr(path)}"
             repair = to_floating(leaf) + f", or {otherwise}" * bool(otherwise)
             require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
