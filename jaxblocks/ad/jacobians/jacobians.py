@@ -27,7 +27,7 @@ from jaxblocks.ad.programs.arguments import floating_leaves
 from jaxblocks.ad.programs.linearization import missing_mode
 from jaxblocks.backend.varying import inside_shard_map, varying_like
 from jaxblocks.checks.errors import require
-from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, checked
+from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
 
 __all__ = ["jacobian", "jacobian_plan"]
@@ -48,7 +48,6 @@ def jacobian(
     has_aux: Literal[False] = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
-    memory: PositiveInt | PositiveFloat | None = None,
 ) -> Callable[Concatenate[Point, Arguments], Point]: ...
 @overload
 def jacobian(
@@ -58,7 +57,6 @@ def jacobian(
     has_aux: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
-    memory: PositiveInt | PositiveFloat | None = None,
 ) -> Callable[Arguments, Any]: ...
 @checked
 def jacobian(
@@ -68,7 +66,6 @@ def jacobian(
     has_aux: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
-    memory: PositiveInt | PositiveFloat | None = None,
 ) -> Callable:
     r"""A function that returns the Jacobian $J = ∂ f / ∂ x$ with respect to the first argument.
 
@@ -85,8 +82,6 @@ def jacobian(
         mode: ``"auto"``, ``"forward"`` (as ``jax.jacfwd``) or ``"reverse"`` (as ``jax.jacrev``).
         chunk_size: the number of seeds in one batch: an integer, ``None`` for all, or ``"auto"`` for the largest
             batch whose temporaries are below 256 MiB, or below twice the size of the Jacobian if that is more.
-        memory: a bound on the temporaries in bytes, an integer such as ``1e9``, estimated with a margin, in addition
-            to the memory of ``f`` itself.
 
     Returns:
         ``derivative(x, *rest, **kwargs)``: as ``jax.jacfwd`` returns it, the structure of ``f(x)`` with that of
@@ -108,8 +103,7 @@ def jacobian(
     Raises:
         TypeError: where x or f(x) holds a leaf that is not floating-point (the error names it), or where the mode, or
             each of both, cannot differentiate ``f``.
-        ValueError: where ``memory`` is too small (the error states the smallest valid value), or an argument of
-            ``argnums`` does not exist.
+        ValueError: where an argument of ``argnums`` does not exist.
 
     >>> J = jacobian(lambda x: jnp.stack([x[0] * x[1], x[0] + x[2]]))
     >>> J(jnp.array([2.0, 3.0, 5.0]))
@@ -119,7 +113,6 @@ def jacobian(
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Huszar, DeepNN lecture 3 (the order of
     the factors).
     """
-    _check_memory(memory)
 
     def derivative(*args, **kwargs):
         value = _FlatValue(f, args, kwargs, argnums, has_aux)
@@ -133,7 +126,7 @@ def jacobian(
             require(mode != "reverse", expected, "a while loop, which has forward mode only", repair, error=TypeError)
             # Without a linear program there is nothing to plan; jacfwd only pushes seeds.
             return jax.jacfwd(f, argnums, has_aux)(*args, **kwargs)
-        route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
+        route = make_plan(linear, mode=mode, chunk_size=chunk_size)
         # One batch in one mode is the program of jax.jacfwd or jax.jacrev: no stages, no loop.
         if route.plan.mode in ("forward", "reverse") and route.plan.chunk_size is None:
             found = in_one_batch(linear, route.plan.mode)
@@ -153,7 +146,6 @@ def jacobian_plan(
     has_aux: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
-    memory: PositiveInt | PositiveFloat | None = None,
     **kwargs: Any,
 ) -> JacobianPlan:
     r"""The plan of `jacobian` for these arguments, and its reason; no arrays are computed.
@@ -165,7 +157,6 @@ def jacobian_plan(
         has_aux: as for `jacobian`.
         mode: as for `jacobian`.
         chunk_size: as for `jacobian`.
-        memory: as for `jacobian`.
         kwargs: keyword arguments of ``f``.
 
     Returns:
@@ -182,7 +173,6 @@ def jacobian_plan(
 
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
     """
-    _check_memory(memory)
     require(args or kwargs, "the arguments of f, at which it is planned", "none", "write jacobian_plan(f, x)")
     # Arguments that contain arrays are traced, so that shapes suffice; all others (flags, sizes) are static.
     leaves, structure = jax.tree.flatten((args, kwargs))
@@ -196,7 +186,7 @@ def jacobian_plan(
         args, kwargs = structure.unflatten(filled)
         value = _FlatValue(f, args, kwargs, argnums, has_aux)
         linear = linearized(value, value.leaves())
-        route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
+        route = make_plan(linear, mode=mode, chunk_size=chunk_size)
         operations = dict(route.plan.operations)
         if route.plan.mode not in ("forward", "reverse"):  # a bracketing
             run = lambda constants: execute(linear._replace(constants=constants), route).arrays
@@ -207,11 +197,6 @@ def jacobian_plan(
     # The plan is returned through the list, because a traced function returns arrays only.
     jax.eval_shape(planned, [leaves[i] for i in traced])
     return plans[0]
-
-
-def _check_memory(memory):
-    integer = memory is None or (memory < math.inf and memory == int(memory))
-    require(integer, "memory to be an integer >= 1", memory, "pass bytes, such as 1e9")
 
 
 # ---- from f to arrays and back --------------------------------------------------------------

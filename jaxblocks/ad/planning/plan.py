@@ -196,20 +196,13 @@ class Route(NamedTuple):
 # ---- construction -------------------------------------------------------------------------------
 
 
-def make_plan(
-    linear: Linear,
-    *,
-    mode: str = "auto",
-    chunk_size: int | str | None = "auto",
-    memory: int | float | None = None,
-) -> Route:
+def make_plan(linear: Linear, *, mode: str = "auto", chunk_size: int | str | None = "auto") -> Route:
     """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options.
 
     The operations of a bracketing are ``None``: `jaxblocks.ad.jacobian_plan` counts them in the program that is run.
 
     Raises:
-        TypeError: where neither mode can differentiate the function.
-        ValueError: where ``memory`` is too small.
+        TypeError: where neither mode, or not the requested one, can differentiate the function.
     """
     # The priced stages, the cheapest bracketing, and the predicted seconds of each mode.
     chain = price_chain(linear)
@@ -221,14 +214,12 @@ def make_plan(
         got = {"forward": "a jax.custom_vjp", "reverse": "a while loop"}[mode] + f", which has {other} mode only"
         repair = f"pass mode={other!r} or 'auto'"
         require(False, f"f to be differentiable in {mode} mode", got, repair, error=TypeError)
-    bound = _bound(chain, chunk_size, memory)
-    stock = [name for name in _stock(chain, times) if np.isfinite(times[name])]
-    # In the order of preference; a bracketing is considered only where it is predicted to save time.
-    possible = [*["mixed"] * _pays(chain, times), *stock] if mode == "auto" else [mode]
-    whole = peak_bytes(chain.equations, chain.tangents)
-    # An upper bound on the bytes sets the batch size of each mode.
-    ways = {name: _way(name, chain, part, whole, chunk_size, bound) for name in possible}
-    way = _first_that_fits(ways, memory)
+    stock = next(name for name in _stock(chain, times) if np.isfinite(times[name]))
+    # A bracketing is considered only where it is predicted to save time.
+    chosen = mode if mode != "auto" else "mixed" if _pays(chain, times) else stock
+    # An upper bound on the bytes sets the batch size.
+    bound = max(AUTO_MEMORY, 2 * chain.itemsize * chain.n_in * chain.n_out) if chunk_size == "auto" else None
+    way = _way(chosen, chain, part, chunk_size, bound)
     operations = {name: _sweep_operations(name, chain, times) for name in ("forward", "reverse")}
     plan = JacobianPlan(
         mode="known" if way.mode == "mixed" and _is_known(chain, part) else way.mode,
@@ -242,7 +233,7 @@ def make_plan(
         steps=tuple(sweep.step for sweep in way.sweeps),
         chunk_size=max((size for size in way.sizes if size), default=None),
         temporary_bytes=way.temporaries,
-        reason=_reason(mode, way.mode, chain, part, times, ways),
+        reason=_reason(mode, way.mode, chain, part, times),
     )
     return Route(plan, chain.links, part, chain.directions, way.chunk, _unrolls(chain))
 
@@ -331,11 +322,6 @@ class _Way(NamedTuple):
     chunk: Callable[[int, Sequence[JaxprEqn]], int | None]
 
     @property
-    def least(self) -> int:
-        """Bytes that it needs in batches of one seed."""
-        return self.held + max(self.peaks, default=0)
-
-    @property
     def temporaries(self) -> int:
         """An upper bound of the bytes that it needs in its batches."""
         batches = zip(self.sweeps, self.sizes, self.peaks, strict=True)
@@ -344,8 +330,7 @@ class _Way(NamedTuple):
         )
 
 
-def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, bound: int | None) -> _Way:
-    """One mode; ``whole`` is the bytes that one seed of a sweep through the whole function needs."""
+def _way(mode: str, chain: PricedChain, part: Part, chunk_size, bound: int | None) -> _Way:
     n, m, cuts = chain.n_in, chain.n_out, len(chain.links)
     if mode == "mixed":
         # Sweeps through parts of the function; their results are stored until the products need them.
@@ -355,7 +340,7 @@ def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, boun
         seeds, words = (n, "columns pushed") if mode == "forward" else (m, "rows pulled")
         step = Step(mode, 0, cuts, 0, cuts)
         sweeps, held = [Sweep(step, seeds, chain.equations, f"{seeds} {words} through the whole function")], 0
-        peaks = [whole]
+        peaks = [peak_bytes(chain.equations, chain.tangents)]
     # Whether some sweep, with all of its seeds at once, exceeds the bound.
     in_batches = bound is not None and any(
         held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)
@@ -366,7 +351,7 @@ def _way(mode: str, chain: PricedChain, part: Part, whole: int, chunk_size, boun
     def size(seeds, peak):
         most = chunk_size if isinstance(chunk_size, int) else seeds
         if bound is not None:
-            # At least one seed, even if that exceeds the bound: `least` reports it.
+            # At least one seed, even if that exceeds the bound.
             most = min(most, max(1, (bound - held) // max(1, peak)))
         return None if most >= seeds else most
 
@@ -393,31 +378,10 @@ def _unrolls(chain: PricedChain) -> bool:
     return platform() == "cpu" and convolves
 
 
-def _bound(chain: PricedChain, chunk_size: int | str | None, memory: int | float | None) -> int | None:
-    """The upper bound of the bytes of temporaries; ``None`` if there is none."""
-    if memory is not None:
-        return int(memory)
-    return max(AUTO_MEMORY, 2 * chain.itemsize * chain.n_in * chain.n_out) if chunk_size == "auto" else None
-
-
-def _first_that_fits(ways: dict[str, _Way], memory: int | float | None) -> _Way:
-    for way in ways.values():
-        if memory is None or way.least <= int(memory):
-            return way
-    needed = min(way.least for way in ways.values())
-    require(
-        False,
-        f"memory to be at least {needed} bytes, those of batches of one seed",
-        int(memory or 0),
-        f"pass memory={needed} or more",
-    )
-    raise AssertionError
-
-
 # ---- the reason ---------------------------------------------------------------------------------
 
 
-def _reason(requested: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float], ways) -> str:
+def _reason(requested: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float]) -> str:
     call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
     stock, other = _stock(chain, times)
     if requested != "auto":
@@ -426,9 +390,6 @@ def _reason(requested: str, chosen: str, chain: PricedChain, part: Part, times: 
         return f"the matrix of J1 is known, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if chosen == "mixed":
         return f"the bracketing below is predicted to be {_gain(times):.3g} times faster than {stock} mode."
-    if "mixed" in ways:
-        needed = ways["mixed"].least
-        return f"{chosen} mode ({call[chosen]}): the bracketing would need {needed} bytes."
     if chain.communicates:
         return f"{chosen} mode ({call[chosen]}), since f communicates between devices."
     if not np.isfinite(times[other]):

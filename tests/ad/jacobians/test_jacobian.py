@@ -383,14 +383,15 @@ def test_uses_jax_jacobians_without_a_gain(f, n, mode, stock):
 
 
 @pytest.mark.cpu
-def test_memory_is_bounded():
+def test_memory_is_bounded(monkeypatch):
     """The compiled program stays within the bound, as a loop and unrolled."""
+    bound = 1_000_000
+    monkeypatch.setattr(planning_plan, "AUTO_MEMORY", bound)
     net, images = (mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))
     for (f, x), mode in ((net, "auto"), (net, "forward"), (images, "reverse")):
-        bound = 1_000_000
-        plan = jacobian_plan(f, x, mode=mode, memory=bound)
+        plan = jacobian_plan(f, x, mode=mode)
         assert plan.chunk_size is not None and plan.temporary_bytes <= bound
-        assert compiled(jacobian(f, mode=mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= bound
+        assert compiled(jacobian(f, mode=mode), x).memory_analysis().temp_size_in_bytes <= bound
 
 
 def test_unrolls_convolutions_on_cpu():
@@ -454,7 +455,6 @@ def test_errors_state_the_repair(sentences):
         ),
         (lambda: jacobian(jnp.sin, chunk_size=2.5), "to be an integer >= 1 or 'auto' or None, got 2.5"),
         (lambda: jacobian(jnp.sin, chunk_size="big"), "or 'auto' or None, got 'big'"),
-        (lambda: jacobian(jnp.sin, memory=-1), "memory to be an integer >= 1"),
         (
             lambda: jacobian(lambda p: p["a"])({"a": x, "n": jnp.arange(2)}),
             r"got int32 \(2,\) at x\['n'\]",
@@ -468,14 +468,12 @@ def test_errors_state_the_repair(sentences):
         (lambda: jacobian(lambda x: x)("a"), "got 'a' at x; give an array, or pass it after x"),
         (lambda: jacobian(lambda x: [x, "s"])(x), r"got 's' at f\(x\)\[1\]; give an array, or omit it"),
         (lambda: jacobian(jnp.sin)(3), "got 3 at x; write 3.0, or pass it after x"),
-        (lambda: jacobian(jnp.sin, memory=1.5), "memory to be an integer >= 1, got 1.5"),
     ]:
         with pytest.raises((TypeError, ValueError), match=word):
             wrong()
     np.testing.assert_allclose(jacobian(jnp.sin)(jnp.arange(3).astype(jnp.float32)), jnp.diag(jnp.cos(jnp.arange(3.0))))
     np.testing.assert_allclose(jacobian(jnp.sin)(2.0), np.cos(2.0), rtol=1e-6)
     np.testing.assert_allclose(jacobian(jnp.sin)(3.0), np.cos(3.0), rtol=1e-6)
-    np.testing.assert_allclose(jacobian(jnp.sin, memory=1e9)(x), jnp.diag(jnp.cos(x)), rtol=1e-6)
 
 
 def test_functions_without_either_mode(sentences):
@@ -514,17 +512,6 @@ def test_functions_without_either_mode(sentences):
         jax.jvp(jacobian(looped(with_jvp), mode="reverse"), (x,), (x,))
     for right in (of_fixed_length, looped(with_jvp)):
         np.testing.assert_allclose(jacobian(right)(x), wanted, rtol=1e-6)
-
-
-def test_too_little_memory_raises_an_error_with_the_minimum(sentences):
-    """The bound in the error is the smallest that works."""
-    f, x = residual(16), jnp.ones(16)
-    with pytest.raises(ValueError, match="memory=") as error:
-        jacobian(f, memory=1)(x)
-    least = int(str(error.value).split("pass memory=")[1].split()[0])
-    np.testing.assert_allclose(jacobian(f, memory=least)(x), jax.jit(jax.jacrev(f))(x), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=f"memory={least}"):
-        jacobian(f, memory=least - 1)(x)
 
 
 # ---- the options of jax.jacfwd and jax.jacrev ---------------------------------------------------
