@@ -47,13 +47,15 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
 
     Source: Vapnik 1998, Statistical learning theory; Lawson & Hanson 1974, Solving least squares problems, chapter 23.
     """
+    from scipy.optimize import nnls  # late: the import takes time
+
     z = _signed(x, labels)
     unit = np.abs(z).max() or 1.0  # squares of the quotients are in the range of float64
     z = z / unit
     scale = np.linalg.norm(z, axis=1).max()
     # The point of the convex hull of the rows nearest to 0, by weights >= 0 whose sum is about 1 (the last row); only
     # its direction counts.
-    weights = _nonnegative_least_squares(np.vstack([z.T / (scale or 1), np.ones(len(z))]), np.eye(z.shape[1] + 1)[-1])
+    weights, _ = nnls(np.vstack([z.T / (scale or 1), np.ones(len(z))]), np.eye(z.shape[1] + 1)[-1])
     nearest = weights @ z
     norm = np.linalg.norm(nearest)
     margins = z @ nearest / (norm or 1)
@@ -64,30 +66,6 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     # Where several sets of weights give the nearest point, examples of weight 0 may be at that distance too.
     support = (margins <= margins.min() * (1 + 1e-9)) | (weights > 1e-9 * weights.max())
     return MaxMargin(nearest / norm, float(margins.min() * unit), support)
-
-
-def _nonnegative_least_squares(a, b):
-    """The x >= 0 that minimizes |a x - b|, by the active-set method of Lawson and Hanson."""
-    x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)
-    for _ in range(10 * a.shape[1]):
-        # The negative gradient at the entries that are 0: where it is positive, the residual decreases if the entry
-        # grows.
-        push = np.where(free, -np.inf, a.T @ (b - a @ x))
-        if push.max() <= 1e-13 * np.abs(a).max() * np.abs(b).max():
-            break
-        free[np.argmax(push)] = True
-        while True:
-            best = np.zeros_like(x)
-            best[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-            bad = free & (best <= 0)
-            if not bad.any():
-                break
-            # The longest step toward the unconstrained solution on which no entry becomes negative; at least one
-            # becomes 0.
-            x = x + np.min(x[bad] / (x[bad] - best[bad])) * (best - x)
-            free &= ~(bad & (x <= 1e-15))
-        x = best
-    return x
 
 
 @dataclass(frozen=True, repr=False)

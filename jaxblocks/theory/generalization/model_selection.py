@@ -1,6 +1,5 @@
 """The optimistic bias of a test set that was used for model selection."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,13 +69,11 @@ def selection_optimism(
     Source: Cawley & Talbot 2010, On over-fitting in model selection; Diehl 2023 (April), section 1.3, "implicit
     hyperparameter optimization".
     """
+    from scipy.special import bdtr
+
     n, counts = examples, np.array(integers("classifiers", classifiers))
     require(0 <= chance <= 1, "0 <= chance <= 1", chance, "pass for instance chance=0.5")
-    # By logarithms, since binomial coefficients leave float64 from 1030 examples on; 0 times that of 0 would be NaN.
-    hits, factorials = np.arange(n + 1), np.array([math.lgamma(j + 1) for j in range(n + 1)])
-    right, wrong = np.log(np.maximum((chance, 1 - chance), np.finfo(float).tiny))
-    terms = factorials[-1] - factorials - factorials[::-1] + hits * right + hits[::-1] * wrong
-    below = np.minimum(np.cumsum(np.exp(terms)), 1)  # F(0), ..., F(n)
+    below = bdtr(np.arange(n + 1.0), n, chance)  # F(0), ..., F(n)
     # E[max] = sum over j of P(max > j), and P(max <= j) = F(j)^k.
     expected = np.array([np.sum(1 - below[:-1] ** int(k)) / n for k in counts])
     simulated, fresh = [], []

@@ -186,12 +186,8 @@ def shared_edges(polygons: Polygons) -> tuple[np.ndarray, np.ndarray]:
 
 def components(n: int, pairs: np.ndarray) -> np.ndarray:
     """The number of the connected component of each of n nodes, given pairs that are connected."""
-    labels = np.arange(n)
-    while True:
-        a, b = labels[pairs.T]
-        if (a == b).all():
-            return np.unique(labels, return_inverse=True)[1]
-        np.minimum.at(labels, np.maximum(a, b), np.minimum(a, b))
-        while (labels != labels[labels]).any():
-            # Halves the paths to the representatives, so that few rounds suffice for long chains of polygons.
-            labels = labels[labels]
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_array((np.ones(len(pairs)), tuple(pairs.T)), (n, n))
+    return connected_components(edges, directed=False)[1]
