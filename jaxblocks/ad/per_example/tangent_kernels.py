@@ -28,7 +28,7 @@ from jaxblocks.ad.per_example.gradients import CANCELLATION, is_exact
 from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.programs.arguments import batch_length, floating_params
 from jaxblocks.ad.programs.linearization import linearize
-from jaxblocks.ad.vectors.chunks import map_in_chunks
+from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
 from jaxblocks.backend.varying import as_structs, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -373,20 +373,7 @@ def _structured(f, trace, params, x1, x2, inexact=None):
         return sum(term.astype(dtype) for term in terms)
 
     block = max(1, _BLOCK // max(1, n2 * _intermediate_size(reading, plans, value.size, trace)))
-    if block >= n1:
-        return _shaped(rows(left), value.shape, trace)
-    # Process blocks of rows of one size: the last block overlaps the previous one.
-    block = math.ceil(n1 / math.ceil(n1 / block))
-
-    def write(kernel, start):
-        own = rows(jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, block), left))
-        return jax.lax.dynamic_update_slice_in_dim(kernel, own, start, axis=0), None
-
-    starts = jnp.minimum(block * jnp.arange(math.ceil(n1 / block)), n1 - block)
-    both = () if trace else (value.size, value.size)
-    zero = varying_like(jnp.zeros((n1, n2, *both), dtype), left, right)
-    kernel, _ = jax.lax.scan(write, zero, starts)
-    return _shaped(kernel, value.shape, trace)
+    return _shaped(map_batches(rows, left, block), value.shape, trace)
 
 
 def _intermediate_size(reading, plans, outputs, trace) -> int:
