@@ -8,7 +8,7 @@ Each estimate is unbiased, its variance falls as 1/m, and it takes m passes of f
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,22 +74,19 @@ def estimate_laplacian(
     x: PyTree,
     *,
     samples: PositiveInt | None = None,
-    sampling: Literal["coordinates", "signs"] = "coordinates",
 ) -> Float[Array, "..."]:
     r"""An estimate of the Laplacian of each output from m directional second derivatives, unbiased.
 
-    * ``"coordinates"``: $(n/m) ∑_{i ∈ S} H_{ii}$ over m of the n coordinates, drawn without replacement. The variance
-      is $(n^2 / m) (1 - m/n) s^2$ with $s^2 = (1 / (n-1)) ∑_i (H_{ii} - H̄)^2$: zero where all second derivatives are
-      equal, and for m = n.
-    * ``"signs"``: $(1/m) ∑_j v_jᵀ H v_j$ over vectors of random signs, with the variance
-      $(2/m) ∑_{i ≠ j} H_{ij}^2$: zero where H is diagonal.
+    It is $(n/m) ∑_{i ∈ S} H_{ii}$ over m of the n coordinates, drawn without replacement. The variance is
+    $(n^2 / m) (1 - m/n) s^2$ with $s^2 = (1 / (n-1)) ∑_i (H_{ii} - H̄)^2$: zero where all second derivatives are
+    equal, and for m = n. For a scalar f, `estimate_trace` of ``lambda v: directional_curvature(f, x, v)`` takes random
+    signs, with the variance $(2/m) ∑_{i ≠ j} H_{ij}^2$.
 
     Args:
         key: the key of the directions.
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays, n numbers in all.
-        samples: $m$; at most n for ``"coordinates"``. By default 16, or n if that is less.
-        sampling: the distribution of the directions.
+        samples: $m$, at most n. By default 16, or n if that is less.
 
     Returns:
         The estimate, of the shape of ``f(x)``. For a loss that squares it, draw two estimates and multiply them: the
@@ -112,10 +109,7 @@ def estimate_laplacian(
     """
     x, flat, unravel = _raveled(x)
     require(flat.size, "x to hold at least one number", "empty arrays", "pass the point of the derivative")
-    samples = min(16, flat.size) if samples is None and sampling == "coordinates" else samples or 16
-    if sampling == "signs":
-        vectors = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
-        return _mean(f, flat, unravel, vectors, 2)
+    samples = min(16, flat.size) if samples is None else samples
     repair = f"pass samples={flat.size}, or compute laplacian(f, x)"
     require(samples <= flat.size, f"at most {flat.size} coordinates, those of x", samples, repair)
     chosen = jax.random.choice(key, flat.size, (samples,), replace=False)
