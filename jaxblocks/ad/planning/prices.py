@@ -13,14 +13,13 @@ differ; only the ratios of the constants affect a plan.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.counting.primitive_costs import COLLECTIVES
+from jaxblocks.ad.counting.primitive_costs import COLLECTIVES, RULES
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
 from jaxblocks.ad.planning.equations import MOVES
 from jaxblocks.ad.planning.linear_program import Linear, is_tangent, width_of
@@ -33,7 +32,6 @@ from jaxblocks.ad.programs.jaxprs import (
     dtype_of,
     has_forward_only_loop,
     interpret,
-    shape_of,
     size_of,
 )
 
@@ -138,24 +136,15 @@ def _cond_works(equation, moving):
     return max(branches, key=lambda rows: sum(work.operations * work.times for work in rows))
 
 
-def _dot_works(equation, moving):
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    depth = math.prod(shape_of(equation.invars[0])[axis] for axis in contracted)
-    return [Work("dot", 2 * depth * size_of(equation.outvars[0]), *_traffic(equation, moving))]
-
-
-def _conv_works(equation, moving):
-    kernel = shape_of(equation.invars[1])
-    # The products for one entry of the output: the kernel without its axis of output channels.
-    taps = math.prod(kernel) // max(kernel[equation.params["dimension_numbers"].rhs_spec[0]], 1)
-    taps /= math.prod(equation.params["lhs_dilation"])  # the holes are not computed
-    return [Work("conv", int(2 * taps * size_of(equation.outvars[0])), *_traffic(equation, moving))]
+def _product_works(equation, moving):
+    kind = "dot" if equation.primitive.name == "dot_general" else "conv"
+    return [Work(kind, sum(RULES[equation.primitive.name](equation)), *_traffic(equation, moving))]
 
 
 _WORKS: dict[str, Callable[[JaxprEqn, list[bool]], list[Work]]] = {
     "cond": _cond_works,
-    "conv_general_dilated": _conv_works,
-    "dot_general": _dot_works,
+    "conv_general_dilated": _product_works,
+    "dot_general": _product_works,
     "scan": _scan_works,
     "while": _while_works,
 }
