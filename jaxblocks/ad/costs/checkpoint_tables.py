@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,9 +72,9 @@ def checkpoint_table(
     table = table_of_programs(programs, x, measure=measure, repeats=repeats)
     rows = dict(table.rows)
     for checkpoint in checkpoints:
-        if isinstance(checkpoint, SupportsIndex):
+        if isinstance(checkpoint, int | np.integer):
             row = rows[checkpointed(checkpoint)]
-            count = _with_loops(row.count, depth, operator.index(checkpoint))
+            count = _with_loops(row.count, depth, int(checkpoint))
             whole = table.function.flops
             ratio = count.flops / whole if whole else math.nan
             rows[row.name] = dataclasses.replace(row, count=count, flops_ratio=ratio)

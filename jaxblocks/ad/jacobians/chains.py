@@ -174,13 +174,9 @@ class ChainOrder:
         steps = min(last, 100)
         swept = sorted({*(round(last ** (i / max(1, steps - 1))) for i in range(steps)), self.dims[-1]})
         chains = [(*self.dims[:-1], d) for d in swept]
-        for order, style, color in (
-            ("forward", "--", "forward"),
-            ("reverse", "-.", "reverse"),
-            ("best", "-", "product"),
-        ):
+        for order, style in (("forward", "--"), ("reverse", "-."), ("best", "-")):
             look = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if order == "best" else {}
-            look["color"] = MODES[color]
+            look["color"] = MODES["product" if order == "best" else order]
             ax.plot(swept, [chain_cost(chain, order=order) for chain in chains], style, label=order, **look)
         ax.plot([self.dims[-1]], [self.cost], "ko", label=self.bracketing)
         if self.crossover is not None and 1 <= self.crossover <= last:
