@@ -35,9 +35,9 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
 
     Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
     ``jax.grad`` costs, two gradients (dense and convolutional nets) to two and a half (transformers), and the memory
-    of two. ``jax.jvp(jax.value_and_grad(f), (x,), (v,))`` returns the value and the gradient too. For many directions at
-    one point use `jaxblocks.ad.hessian_operator`. A while loop has no reverse mode; a function that contains one takes n
-    passes of forward over forward mode.
+    of two. ``jax.jvp(jax.value_and_grad(f), (x,), (v,))`` returns the value and the gradient too. For many directions
+    at one point use `jaxblocks.ad.hessian_operator`. A while loop has no reverse mode; a function that contains one
+    takes n passes of forward over forward mode.
 
     Args:
         f: takes a pytree, returns a scalar.

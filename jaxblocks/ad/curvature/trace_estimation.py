@@ -79,7 +79,8 @@ def estimate_trace(
             than a product (``like`` must then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         samples: $m$, the number of vectors that $A$ is multiplied with: at least 2 for ``"hutchinson"``, 6
-            for ``"hutch++"`` (which uses a multiple of 3). By default 32, for ``"hutch++"`` at most as many as n allows.
+            for ``"hutch++"`` (which uses a multiple of 3). By default 32, for ``"hutch++"`` at most as many as n
+            allows.
         chunk_size: the number of products computed at once.
 
     Raises:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PyTree
 
@@ -105,6 +104,7 @@ def jacobian(
             each of both, cannot differentiate ``f``.
         ValueError: where an argument of ``argnums`` does not exist.
 
+    >>> import jax.numpy as jnp
     >>> J = jacobian(lambda x: jnp.stack([x[0] * x[1], x[0] + x[2]]))
     >>> J(jnp.array([2.0, 3.0, 5.0]))
     Array([[3., 2., 0.],
@@ -166,6 +166,7 @@ def jacobian_plan(
         TypeError: as `jacobian` does.
         ValueError: as `jacobian` does.
 
+    >>> import jax.numpy as jnp
     >>> w, v = jnp.ones((512, 4)), jnp.ones((4, 512))
     >>> plan = jacobian_plan(lambda x: jnp.tanh(jnp.tanh(x @ w @ v) @ w) @ v, jnp.ones(512))
     >>> plan.mode, plan.gain > 1
