@@ -331,10 +331,10 @@ def _interpret(closed: ClosedJaxpr, points, shared: SharedDirections | None = No
             narrow = sharing.narrow[step.path]
         if narrow and any(ids is None for ids, moves in zip(narrow, moves, strict=True) if moves):
             narrow = None
-        rows = _of_rows(dataclasses.replace(step, operands=operands), shared, narrow[0] if narrow else None)
-        if rows is not None:
-            return [rows]
         if narrow is None:
+            of_inputs = _of_inputs(dataclasses.replace(step, operands=operands), shared)
+            if of_inputs is not None:
+                return [of_inputs]
             operands, narrow = [_spread(point, shared) for point in operands], [None] * len(moves)
         outs = _differentiate(dataclasses.replace(step, operands=operands))
         return [out._replace(ids=ids) if out.moves else out for out, ids in zip(outs, narrow, strict=True)]
@@ -503,51 +503,24 @@ def _of_sparse(step, operands, shared) -> _Point:
     return out._replace(jacobian=out.jacobian[: len(shared.places(output))], ids=output, sparse=True)
 
 
-def _of_rows(step, shared, narrow) -> _Point | None:
-    """A product with a constant matrix of which each direction reads one row, as for x itself; else ``None``.
+def _of_inputs(step, shared) -> _Point | None:
+    """A product of a vector, of which entry i depends on input i alone, with a constant matrix; else ``None``.
 
-    The Jacobian then has these rows, times the derivatives of the entries that multiply them, and takes no product.
+    Its Jacobian is the matrix, each row times the derivative of its entry, and takes no product.
     """
-    if step.name != "dot_general" or shared is None or step.operands[1].moves or step.operands[0].ids is None:
-        return None
-    if step.operands[0].sparse:
+    if step.name != "dot_general" or shared is None or shared.count > 1 or step.operands[1].moves:
         return None
     point, other = step.operands
     (axes, other_axes), (batch, _) = step.params["dimension_numbers"]
-    owners = shared.owners(point.ids)
-    if batch or len(axes) != 1 or owners.shape[1 + axes[0]] != point.value.shape[axes[0]]:
+    own = np.arange(SINGLE, SINGLE + shared.colors.size)  # the dependences of x itself
+    if batch or len(axes) != 1 or point.sparse or not np.array_equal(point.ids, own):
         return None
-    if narrow is None and (point.value.ndim > 1 or shared.count > 1):  # of a vector each input has a direction
-        return None
-    if narrow is None:
-        owners = owners == np.arange(shared.colors.size)[:, None]
-    else:
-        owners = owners >= 0
-    reads = owners.any(axis=tuple(axis for axis in range(1, owners.ndim) if axis != axes[0] + 1))  # (directions, rows)
-    if (reads.sum(axis=1) != 1).any():
-        return None
-    which = reads.argmax(axis=1)
-    matrix = jnp.moveaxis(other.value, other_axes[0], 0)
-    rows = _pick(matrix, which)  # (directions, *free axes of the matrix)
-    if narrow is None:
-        columns = _pick(point.jacobian[0], which)
-    else:
-        stack = np.stack if isinstance(point.jacobian, np.ndarray) else jnp.stack
-        columns = stack([each.take(i, axes[0]) for each, i in zip(point.jacobian, which.tolist(), strict=True)])
-    columns = columns.reshape(*columns.shape, *(1,) * (matrix.ndim - 1))
-    rows = rows.reshape(len(which), *(1,) * (point.value.ndim - 1), *matrix.shape[1:])
+    matrix = jnp.moveaxis(other.value, other_axes[0], 0)  # (inputs, *free axes)
+    slopes = point.jacobian[0].reshape(-1, *(1,) * (matrix.ndim - 1))
+    of_x = isinstance(slopes, np.ndarray) and (slopes == 1).all()
     bind = lambda x: step.evaluate([x, other.value])[0]
-    value = bind(point.value)
-    if isinstance(columns, np.ndarray) and (columns == 1).all():  # of x itself
-        jacobian = jnp.broadcast_to(rows, (len(which), *value.shape))
-    else:
-        jacobian = columns * rows
-    total = None if point.laplacian is None else bind(point.laplacian)
-    return _Point(value, jacobian.astype(value.dtype), total, narrow)
-
-
-def _pick(x, which):
-    return x if np.array_equal(which, np.arange(len(x))) else x[which]
+    value, total = bind(point.value), None if point.laplacian is None else bind(point.laplacian)
+    return _Point(value, (matrix if of_x else slopes * matrix).astype(value.dtype), total)
 
 
 def _any(p, points, second=None) -> list[_Point]:
