@@ -91,9 +91,8 @@ def jacobian(
     Where entries of a window of ``lax.reduce_window`` are equal, a maximum of at most 32 entries has the derivative of
     ``jax.jacrev`` in every mode: that of the first of them.
 
-    Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
-    convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into
-    account. A while loop that contains a custom vjp rule has neither.
+    Batches run in a loop. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this
+    into account. A while loop that contains a custom vjp rule has neither.
 
     Inside `jax.shard_map` the Jacobian is that of the value on each device with respect to x on this device. If
     ``f`` communicates between devices, the modes sum over different devices, as those of JAX do; ``"auto"`` is then

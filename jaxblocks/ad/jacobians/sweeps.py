@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 from jaxblocks.ad.jacobians.blocks import Held, split_by, typed_as, zeros_as
 from jaxblocks.ad.planning import Route, width_of
 from jaxblocks.ad.programs.jaxprs import dtype_of, inputs_of, piece, shape_of, size_of
+from jaxblocks.ad.vectors.chunks import order_convolutions
 from jaxblocks.backend.varying import as_structs
 
 __all__ = ["BLOCK", "diagonal_of", "sides_of", "sweep"]
@@ -57,7 +58,7 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False) -> H
 
     turned = top and how == "forward"
     wanted = outputs if how == "forward" else inputs
-    return Held("blocks" if turned else by, _in_batches(batch, n_seeds, chunk, wanted, turned, route.unroll))
+    return Held("blocks" if turned else by, _in_batches(batch, n_seeds, chunk, wanted, turned))
 
 
 def _through(linear, values, equations, inputs, outputs, how) -> Callable[[list[jax.Array]], list[jax.Array]]:
@@ -87,7 +88,7 @@ def _through(linear, values, equations, inputs, outputs, how) -> Callable[[list[
     return pulled
 
 
-def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array]:
+def _in_batches(batch, n_seeds, chunk, wanted, turned) -> list[jax.Array]:
     """The results of all batches; by blocks (numbers, seeds) where ``turned``, else (seeds, *shape)."""
     # The last batch begins early enough to be full: some seeds may be computed twice, and nothing is concatenated.
     starts = [min(first, n_seeds - chunk) for first in range(0, n_seeds, chunk)]
@@ -101,20 +102,8 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
         axis = 1 if turned else 0
         return [lax.dynamic_update_slice_in_dim(w, part, first, axis) for w, part in zip(whole, parts, strict=True)]
 
-    if not unroll:
-        return lax.scan(lambda whole, first: (step(whole, first), None), whole, jnp.array(starts, jnp.int32))[0]
-    for first in starts:
-        whole = step(whole, jnp.int32(first) + _zero_after(whole))
-    return whole
-
-
-def _zero_after(arrays) -> jax.Array:
-    """The integer zero, computed from the arrays, so that each batch starts after the last one and reuses memory."""
-    first = next((array for array in arrays if array.size), None)
-    if first is None:
-        return jnp.int32(0)
-    bits = lax.bitcast_convert_type(first.reshape(-1)[0].astype(jnp.float32), jnp.int32)
-    return jnp.minimum(lax.population_count(bits), jnp.int32(0))
+    step = order_convolutions(step)
+    return lax.scan(lambda whole, first: (step(whole, first), None), whole, jnp.array(starts, jnp.int32))[0]
 
 
 def diagonal_of(linear, values, equations) -> jax.Array:

@@ -13,7 +13,6 @@ from jaxblocks.ad.planning.linear_program import Linear
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, price_chain
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.ad.programs.jaxprs import dtype_of
-from jaxblocks.backend.platforms import platform
 from jaxblocks.checks.errors import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
@@ -182,7 +181,6 @@ class Route(NamedTuple):
         part: the bracketing.
         directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
-        unroll: whether batches are unrolled instead of a loop.
     """
 
     plan: JacobianPlan
@@ -190,7 +188,6 @@ class Route(NamedTuple):
     part: Part
     directions: list[str]
     chunk: Callable[[int, Sequence[JaxprEqn]], int | None]
-    unroll: bool
 
 
 # ---- construction -------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ def make_plan(linear: Linear, *, mode: str = "auto", chunk_size: int | str | Non
         temporary_bytes=way.temporaries,
         reason=_reason(mode, way.mode, chain, part, times),
     )
-    return Route(plan, chain.links, part, chain.directions, way.chunk, _unrolls(chain))
+    return Route(plan, chain.links, part, chain.directions, way.chunk)
 
 
 def _times(chain: PricedChain, part: Part) -> dict[str, float]:
@@ -341,12 +338,6 @@ def _way(mode: str, chain: PricedChain, part: Part, chunk_size, bound: int | Non
         step = Step(mode, 0, cuts, 0, cuts)
         sweeps, held = [Sweep(step, seeds, chain.equations, f"{seeds} {words} through the whole function")], 0
         peaks = [peak_bytes(chain.equations, chain.tangents)]
-    # Whether some sweep, with all of its seeds at once, exceeds the bound.
-    in_batches = bound is not None and any(
-        held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)
-    )
-    if _unrolls(chain) and in_batches:  # unrolled batches need extra memory for the result
-        held += COPIES * chain.itemsize * n * m
 
     def size(seeds, peak):
         most = chunk_size if isinstance(chunk_size, int) else seeds
@@ -370,12 +361,6 @@ def _factor_bytes(chain: PricedChain, part: Part) -> int:
     if part.how != "own" or link.kind != "dense":
         return 0
     return COPIES * chain.itemsize * (bool(link.before) * chain.n_in + bool(link.after) * chain.n_out)
-
-
-def _unrolls(chain: PricedChain) -> bool:
-    """Whether batches are unrolled: on CPU the gradient of a convolution is slow inside loops."""
-    convolves = any("conv_general_dilated" in primitives for primitives in chain.primitives)
-    return platform() == "cpu" and convolves
 
 
 # ---- the reason ---------------------------------------------------------------------------------
