@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
 from jaxblocks.backend.precision import full_precision, wide_dtype
-from jaxblocks.backend.quotients import divide, norm, vanishes
+from jaxblocks.backend.quotients import vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from jaxblocks.checks.values import check_values, checkable
@@ -273,10 +273,14 @@ def cp_decompose(
     _check_order(tensor, 2)
     order, letters = tensor.ndim, _letters(tensor.ndim)
     wide = tensor.astype(wide_dtype(tensor.dtype))
-    size = norm(wide)
-    is_zero = vanishes(size)  # the zero tensor stays as it is
-    size = jnp.where(is_zero, 1, size)
-    unit = divide(wide, size)  # |unit| = 1 for every scale of the tensor
+    largest = jnp.max(jnp.abs(wide), initial=0)
+    # Scaled by the largest entry first, so that no square overflows.
+    # The zero tensor stays as it is; roots of 0 are left out, since their derivative is infinite.
+    is_zero = vanishes(largest)
+    largest = jnp.where(is_zero, 1, largest)
+    unit = wide / largest
+    norm = jnp.sqrt(jnp.where(is_zero, 1, jnp.sum(unit**2)))
+    unit = unit / norm  # |unit| = 1 for every scale of the tensor
     number = jnp.finfo(wide.dtype)
 
     def solve_for(mode, factors):
@@ -300,9 +304,11 @@ def cp_decompose(
     with full_precision():
         factors = tuple(f / jnp.linalg.norm(f, axis=1, keepdims=True) for f in start)
         factors, _ = jax.lax.scan(sweep, factors, length=steps)
-        error = jnp.where(is_zero, 0, norm(unit - cp_tensor(factors)))
+        squared = jnp.sum((unit - cp_tensor(factors)) ** 2)
+    exact = is_zero | vanishes(squared)
+    error = jnp.where(exact, 0, jnp.sqrt(jnp.where(exact, 1, squared)))
     # The scale is split equally among the factors.
-    share = jnp.where(is_zero, 0, size ** (1 / order))
+    share = jnp.where(is_zero, 0, largest ** (1 / order) * norm ** (1 / order))
     return tuple((share * f).astype(tensor.dtype) for f in factors), error.astype(tensor.dtype)
 
 
