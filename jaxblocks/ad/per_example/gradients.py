@@ -156,10 +156,12 @@ def _norms_of_leaves(loss, params, batch, per_leaf, chunk_size):
     plans = _plan_leaves(reading)
     by_sites = [i for i, plan in enumerate(plans) if plan.method != "formed"]
 
+    checked_leaves = [i for i in by_sites if not is_exact(reading.sites[i])]
+    paths = {site.path for i in checked_leaves for site in reading.sites[i]}
     dtypes = [wide_dtype(leaf.dtype) for leaf in leaves]
 
     def lengths(*example):
-        """The norms of all leaves, and whether they have all digits."""
+        """The norms of all leaves, whether they have all digits, and what the formed gradients follow from."""
         [value], pullback, records = factors.pullback_at(reading, by_sites, leaves, jax.tree.leaves(example))
         cotangents, gradients = pullback([jnp.ones_like(value)])
         found, bounds = [], []
@@ -170,24 +172,24 @@ def _norms_of_leaves(loss, params, batch, per_leaf, chunk_size):
                 length, bound = _norm_at(reading.sites[i], records, cotangents, dtype)
             found.append(length)
             bounds.append(bound)
-        return found, _has_all_digits(found, bounds, per_leaf)
+        kept = tuple({path: each[path] for path in paths} for each in (records, cotangents))
+        return found, _has_all_digits(found, bounds, per_leaf), kept
 
-    @full_precision()
-    def formed(example):
-        """The same norms of one example, from its gradient."""
-        again = lambda x: jax.random.clone(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        gradient = jax.grad(loss)(params, *jax.tree.map(again, example))
-        return [norm(leaf.astype(dtype)) for leaf, dtype in zip(jax.tree.leaves(gradient), dtypes, strict=True)]
-
-    def one(found, accurate, example):
-        return jax.lax.cond(accurate, lambda: found, jax.checkpoint(lambda: formed(example)))
+    def formed(found, accurate, kept):
+        """The same norms of one example, from the gradients where digits are missing."""
+        records, cotangents = kept
+        one = lambda i: _norm_of_sum(reading.sites[i], records, cotangents, dtypes[i])
+        leaf_norms = lambda: [one(i) for i in checked_leaves]
+        before = [found[i] for i in checked_leaves]
+        after = jax.lax.cond(accurate, lambda: before, jax.checkpoint(leaf_norms))
+        return [after[checked_leaves.index(i)] if i in checked_leaves else each for i, each in enumerate(found)]
 
     def together(examples):
-        found, accurate = jax.vmap(lambda example: lengths(*example))(examples)
-        if all(is_exact(reading.sites[i]) for i in by_sites):
+        found, accurate, kept = jax.vmap(lambda example: lengths(*example))(examples)
+        if not checked_leaves:
             return found
         # One example after the other, so that the gradient of one is stored at a time.
-        one_by_one = lambda: jax.lax.map(lambda each: one(*each), (found, accurate, examples))
+        one_by_one = lambda: jax.lax.map(lambda one: formed(*one), (found, accurate, kept))
         return jax.lax.cond(jnp.all(accurate), lambda: found, one_by_one)
 
     return together(batch) if chunk_size is None else map_batches(together, batch, chunk_size)
@@ -257,6 +259,21 @@ def _in_one_unit(taken):
         units.append(unit_of(of_u * of_v))
     largest = functools.reduce(jnp.maximum, units)
     return [factors.Factors(u, v * divided(own, largest)) for (u, v), own in zip(scaled, units, strict=True)], largest
+
+
+@full_precision()
+def _norm_of_sum(own, records, cotangents, dtype):
+    """The norm of the gradient of one leaf for one example, from the gradient itself."""
+    parts: dict = {}
+    for site in own:
+        # Sites of one slice of the parameter are added, in the layout of the first; other slices are orthogonal.
+        first, _ = parts.setdefault(tuple(sorted(site.parts.items())), (site, []))
+        gradient = factors.product(site, factors.at_site(site, records, cotangents, dtype))
+        parts[tuple(sorted(site.parts.items()))][1].append(
+            jnp.swapaxes(gradient, -1, -2) if sites.fit(first, site) == "swapped" else gradient
+        )
+    sums = [functools.reduce(jnp.add, gradients) for _, gradients in parts.values()]
+    return norm(jnp.stack([norm(each) for each in sums]))
 
 
 def _square_of_rows(own):
