@@ -318,9 +318,7 @@ def r_squared(
         check=check,
     )
     deviations, errors = targets - targets.mean(axis=0, keepdims=True), targets - predictions
-    # In units of the largest deviation, a constant for derivatives: a quotient of squares has fourth powers in its
-    # derivative, which underflow.
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(deviations), axis=0, keepdims=True))
-    unit = jnp.where(largest == 0, 1, largest)
-    total = jnp.where(constant, 0, jnp.sum((deviations / unit) ** 2, axis=0))
-    return (1 - jnp.sum((errors / unit) ** 2, axis=0) / total).astype(dtype)
+    # In units of the largest deviation: a quotient of squares has fourth powers in its derivative, which underflow.
+    unit = unit_of(jnp.max(jnp.abs(deviations), axis=0, keepdims=True))
+    total = jnp.where(constant, 0, jnp.sum(divided(deviations, unit) ** 2, axis=0))
+    return (1 - jnp.sum(divided(errors, unit) ** 2, axis=0) / total).astype(dtype)

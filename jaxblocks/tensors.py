@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.quotients import vanishes
 from jaxblocks.checks.errors import describe, require
@@ -274,11 +275,10 @@ def cp_decompose(
     order, letters = tensor.ndim, _letters(tensor.ndim)
     wide = tensor.astype(wide_dtype(tensor.dtype))
     largest = jnp.max(jnp.abs(wide), initial=0)
-    # Scaled by the largest entry first, so that no square overflows.
     # The zero tensor stays as it is; roots of 0 are left out, since their derivative is infinite.
     is_zero = vanishes(largest)
-    largest = jnp.where(is_zero, 1, largest)
-    unit = wide / largest
+    scale = unit_of(jnp.where(is_zero, 1, largest))
+    unit = divided(wide, scale)  # so that no square overflows
     norm = jnp.sqrt(jnp.where(is_zero, 1, jnp.sum(unit**2)))
     unit = unit / norm  # |unit| = 1 for every scale of the tensor
     number = jnp.finfo(wide.dtype)
@@ -308,7 +308,7 @@ def cp_decompose(
     exact = is_zero | vanishes(squared)
     error = jnp.where(exact, 0, jnp.sqrt(jnp.where(exact, 1, squared)))
     # The scale is split equally among the factors.
-    share = jnp.where(is_zero, 0, largest ** (1 / order) * norm ** (1 / order))
+    share = jnp.where(is_zero, 0, scale ** (1 / order) * norm ** (1 / order))
     return tuple((share * f).astype(tensor.dtype) for f in factors), error.astype(tensor.dtype)
 
 

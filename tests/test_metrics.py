@@ -372,6 +372,14 @@ def test_r_squared_matches_sklearn(sklearn_metrics):
     assert on(r_squared, targets.astype(np.float32), targets.astype(np.float32)).tolist() == [1, 1, 1]
 
 
+def test_r_squared_of_every_scale():
+    """Up to entries whose reciprocals are no normal numbers."""
+    targets = jnp.array([-1.0, 1.0, 1.0, -1.0])
+    predictions = 0.9 * targets
+    for scale in (1e-36, 1.0, 3e38):
+        assert on(r_squared, scale * predictions, scale * targets) == pytest.approx(0.99, rel=1e-5)
+
+
 def test_r_squared_of_half_precision():
     targets = np.random.default_rng(2).standard_normal(5000).astype(jnp.bfloat16)
     predicted = (targets.astype(np.float32) + np.float32(0.5)).astype(jnp.bfloat16)

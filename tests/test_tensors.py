@@ -311,6 +311,11 @@ def test_cp_decompose_is_independent_of_scale_and_accepts_zero():
         _, scaled, tensors = decompose(t * scale, 2, 50)
         np.testing.assert_allclose(scaled, errors, atol=1e-6)
         np.testing.assert_allclose(tensors[scaled.argmin()] / scale, t, atol=1e-5)
+    # The norm is beyond float32, and the reciprocal of the largest entry below its normal numbers.
+    largest = compiled(lambda t: cp_tensor(cp_decompose(jax.random.key(0), t, rank=1, steps=2)[0]))(
+        jnp.full((3, 3, 3), 1e38)
+    )
+    np.testing.assert_allclose(largest, 1e38, rtol=1e-5)
     factors, errors, _ = decompose(0 * t, 2, 50)
     assert np.all(errors == 0) and all(np.all(f == 0) for f in factors)
     factors, error = cp_decompose(jax.random.key(0), t[:, :0], rank=2, steps=1)  # without entries

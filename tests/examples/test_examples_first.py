@@ -209,3 +209,15 @@ def test_slices_of_the_loss_are_convex_for_linear_models_only(minimize):
     linear, deep = minimize[1]["curvature"]
     assert linear > 0.1
     assert deep < -0.05
+
+
+def test_the_gradient_of_the_linear_fit_is_that_of_the_lecture():
+    """(2/N) (X'w' - y)^T X' at w' = 0 is (-1/2, -1/2, -1); it is smooth with L = 3.1861407."""
+    module = load("xor")
+    extended = np.concatenate([module.X, np.ones((4, 1))], axis=1)
+    gradient = jax.jit(jax.grad(lambda w: jnp.mean((jnp.asarray(extended, w.dtype) @ w - module.Y[:, 0]) ** 2)))(
+        jnp.zeros(3)
+    )
+    np.testing.assert_allclose(gradient, [-0.5, -0.5, -1.0], rtol=1e-7)
+    np.testing.assert_allclose(np.linalg.eigvalsh(extended.T @ extended), [0.6277187, 1, 6.3722813], rtol=1e-7)
+    assert np.linalg.eigvalsh(extended.T @ extended)[-1] * 2 / 4 == pytest.approx(3.1861407, rel=1e-7)

@@ -241,6 +241,15 @@ def test_optax_computes_the_corrected_momentum(x64, method):
     assert seen.bounds == {} and bool(seen.holds)
 
 
+def test_both_forms_of_momentum_are_one_method(x64):
+    """gamma = eta (1 - beta), m = beta; 1, .9, .72, .486, .2268, -.02916, -.256608."""
+    one = quadratic_objective(jnp.ones(1))
+    first = np.asarray(descend(one, jnp.ones(1), optimizer("heavy ball", 0.1, 0.9), steps=100).points)[:, 0]
+    second = np.asarray(descend(one, jnp.ones(1), optimizer("average", 1.0, 0.9), steps=100).points)[:, 0]
+    np.testing.assert_allclose(first[:7], [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-14)
+    np.testing.assert_allclose(first, second, atol=1e-15)
+
+
 def test_gradient_descent_is_optax_sgd(x64):
     mine, theirs = (descend(lecture(), jnp.ones(2), o, steps=30).points for o in (0.05, optax.sgd(0.05)))
     np.testing.assert_array_equal(mine, theirs)

@@ -569,3 +569,14 @@ def test_errors(case):
     call, words = case
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_exponentials_form_an_algebra_that_separates_points():
+    """Products are exponentials, and exponentials of distinct directions are linearly independent."""
+    rng = np.random.default_rng(0)
+    x, nu = rng.normal(size=(50, 2)), rng.normal(size=(6, 2))
+    np.testing.assert_allclose(np.exp(x @ nu[0]) * np.exp(x @ nu[1]), np.exp(x @ (nu[0] + nu[1])))
+    assert np.linalg.matrix_rank(np.exp(x @ nu.T)) == 6
+    even = np.linspace(-1, 1, 99)[:, None] ** (2 * np.arange(6))  # does not separate x and -x: cannot fit x
+    fitted = even @ np.linalg.lstsq(even, np.linspace(-1, 1, 99), rcond=None)[0]
+    assert abs(fitted - np.linspace(-1, 1, 99)).max() >= 1 - 1e-12
