@@ -25,6 +25,7 @@ def kept(most: int) -> Callable:
     def decorate(function):
         cached = functools.lru_cache(maxsize=most)(function)
 
+        @functools.wraps(function)
         def call(*arguments):
             try:
                 hash(arguments)

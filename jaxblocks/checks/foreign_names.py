@@ -116,7 +116,9 @@ MISSING_OPTIONS = {
     "early_stopping": "write callbacks=[early_stopping(patience=3)]",
     "patience": "write callbacks=[early_stopping(patience=3)]",
     **dict.fromkeys(("sample_weight", "class_weight"), "let the loss return the pair (values, weights)"),
-    "params": "leave it out; fit takes ts=init_train_state(key, net, optimizer, x)._replace(params=params)",
+    "params": "pass them to apply, or to fit by ts=init_train_state(key, net, optimizer, x)._replace(params=params)",
+    "holomorphic": "use jax.jacfwd or jax.jacrev",
+    "track_running_stats": "use BatchNorm for running statistics",
     **dict.fromkeys(
         ("trainable", "frozen", "requires_grad"),
         "write Frozen(layer) for a layer that is not trained, else leave it out",
@@ -227,6 +229,7 @@ ELSEWHERE = {
     **dict.fromkeys(("ModelCheckpoint", "Checkpointer", "CheckpointManager"), "jaxblocks.training.checkpoints"),
     **dict.fromkeys(("mnist", "MNIST", "load_mnist", "cifar10", "CIFAR10"), "sklearn.datasets.fetch_openml"),
     "load_digits": "jaxblocks.datasets.digits",
+    **{f"load_{name}": f"sklearn.datasets.load_{name}" for name in ("breast_cancer", "diabetes", "iris", "wine")},
     **dict.fromkeys(("soft_shrink", "Softshrink", "SoftShrink", "softshrink"), "jaxblocks.losses.soft_threshold"),
     **dict.fromkeys(("cdist", "pdist", "PairwiseDistance"), "jaxblocks.losses.pairwise_distances"),
     **dict.fromkeys(("triplet_loss", "TripletMarginLoss"), "optax.losses.triplet_margin_loss"),

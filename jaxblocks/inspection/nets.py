@@ -247,7 +247,7 @@ def count_params(params: PyTree) -> int:
     """
     pair = isinstance(params, Layer | StatefulLayer)
     require(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
-    # Params may be integers, too; states have counts named updates, and keys.
+    # Params may be integers, too; states have counts and keys.
     second = params[1] if type(params) is tuple and len(params) == 2 else ()
     if any(map(_is_of_state, paths(second), jax.tree.leaves(second))):
         repair = "pass params alone: params, state = net.init(key, x)"
@@ -256,8 +256,8 @@ def count_params(params: PyTree) -> int:
 
 
 def _is_of_state(path: str, leaf) -> bool:
-    """Whether an array is the number of updates of running statistics, or a key."""
-    is_count = path.rpartition("/")[2] == "updates" and jnp.issubdtype(leaf.dtype, jnp.integer)
+    """Whether an array is the number of updates of running statistics or of tokens in a cache, or a key."""
+    is_count = path.rpartition("/")[2] in ("updates", "position") and jnp.issubdtype(leaf.dtype, jnp.integer)
     return is_count or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 

@@ -35,7 +35,7 @@ def KeptContext(layer: Layer) -> StatefulLayer:
     steps = steps_of(layer)
     # Rules of positions depend on the places of the queries, which pieces do not state.
     given = getattr(steps.attention_fn, "keywords", {})  # those of functools.partial
-    rules = steps.causal or {"causal", "sliding_window", "bias"} & given.keys()
+    rules = steps.causal or any(given.get(name) not in (None, False) for name in ("causal", "sliding_window", "bias"))
     plain = not (steps.dropout or rules) and steps.positions is None and steps.score_bias is None
     expected = "an Attention without dropout, positions, a bias, a window and causal=True"
     require(plain, expected, repr(layer), f"pass for instance Attention({steps.heads})")

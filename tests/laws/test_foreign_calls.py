@@ -971,7 +971,7 @@ REPAIRS = {
     ),
     "params of a run": (
         lambda: jb.fit(NET, loss, SGD, (X, LABELS), key=KEY, steps=1, params=PARAMS),
-        "fit takes ts=init_train_state(key, net, optimizer, x)._replace(params=params)",
+        "to fit by ts=init_train_state(key, net, optimizer, x)._replace(params=params)",
         lambda: None,
     ),
     "a graph as arrays": (
@@ -1130,6 +1130,7 @@ def test_every_public_name_is_found_from_the_top_level():
         ("CheckpointManager", "use jaxblocks.training.checkpoints"),
         ("Lambda", "did you mean jaxblocks.as_layer?"),
         ("load_digits", "use jaxblocks.datasets.digits"),
+        ("load_iris", "use sklearn.datasets.load_iris"),
         ("Remat", "use jaxblocks.Repeat"),
         ("MoE", "use jaxblocks.layers.MixtureOfExperts"),
         ("KVCache", "use jaxblocks.layers.CachedAttention"),
@@ -1143,7 +1144,7 @@ def test_names_from_elsewhere(wrong, meant):
         sentence(lambda: getattr(jb, wrong), AttributeError)
         == f"module 'jaxblocks' has no attribute {wrong!r}; {meant}"
     )
-    path = re.search(r"(?:jax|jaxblocks|optax)\.[\w.]+", meant)
+    path = re.search(r"(?:jax|jaxblocks|optax|sklearn)\.[\w.]+", meant)
     assert path and pydoc.locate(path[0]) is not None
 
 

@@ -395,6 +395,21 @@ HABITS = {
         "params, state = net.init",
         lambda: jaxblocks.count_params(BatchNorm().init(jax.random.key(0), X)[0]),
     ),
+    "a long text": (
+        lambda: Dense("n" * 200),
+        f"got '{'n' * 55}...'; ",
+        lambda: Dense(3),
+    ),
+    "params and a key": (
+        lambda: jaxblocks.count_params((DENSE, {"draws": jax.random.key(0)})),
+        "params, state = net.init",
+        lambda: jaxblocks.count_params(DENSE),
+    ),
+    "params and a cache": (
+        lambda: jaxblocks.count_params(CACHED.init(jax.random.key(0), X[None])),
+        "params, state = net.init",
+        lambda: jaxblocks.count_params(CACHED.init(jax.random.key(0), X[None])[0]),
+    ),
     "pieces that are no integer": (
         lambda: jaxblocks.activations.maxout(X, 2.0),
         "maxout expected pieces to be an integer >= 1, got 2.0",
@@ -824,6 +839,7 @@ HABITS = {
 CELL = jax.tree.map(
     lambda x: np.ones(x.shape, np.float32), jax.eval_shape(LSTM(3).init, jax.random.key(0), np.ones((1, *X.shape)))
 )
+CACHED = jaxblocks.layers.CachedAttention(jaxblocks.Attention(1, causal=True), 4)
 HEADS = jnp.ones((2, 3, 2, 1))
 SGD = optax.sgd(0.1)
 NORM, STATISTICS = BatchNorm().init(jax.random.key(0), X)

@@ -114,6 +114,8 @@ def test_aggregation_equals_a_loop_over_neighborhoods(dtype):
             expected = gathered(v, *given) if here.any() else np.zeros((2, 3))
             np.testing.assert_allclose(np.asarray(y, np.float64)[i], expected, rtol=tolerance, atol=tolerance)
         assert (np.asarray(y)[[1, 2, 4]] == 0).all()
+    without = every(values[:0].astype(np.float32), scores[:0].astype(np.float32), receivers[:0], mask[:0])
+    assert all((np.asarray(y) == np.zeros((5, 2, 3))).all() for y in without.values())
 
 
 by_all = jax.jit(lambda values, ids: {how: aggregate(values, ids, 4, how=how) for how in HOW})

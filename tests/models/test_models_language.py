@@ -9,6 +9,7 @@ import pytest
 
 from jaxblocks import GRU, Attention, RMSNorm, StatefulLayer, alibi, attention, count_params, side_inputs
 from jaxblocks.core.selection import paths, select
+from jaxblocks.layers import rotary
 from jaxblocks.models.bert import BERT
 from jaxblocks.models.context import KeptContext
 from jaxblocks.models.gpt2 import GPT2
@@ -462,7 +463,12 @@ def test_block_matches_its_formula(norm_first, gated):
 WITH_RULES = [
     {"causal": True},
     {"score_bias": alibi},
-    *({"attention_fn": functools.partial(attention, **rule)} for rule in ({"sliding_window": 2}, {"bias": alibi})),
+    {"dropout": 0.1},
+    {"positions": rotary},
+    *(
+        {"attention_fn": functools.partial(attention, **rule)}
+        for rule in ({"causal": True}, {"sliding_window": 2}, {"bias": alibi})
+    ),
 ]
 
 
@@ -471,6 +477,7 @@ def test_a_kept_context_has_no_rules_of_positions(options):
     """They depend on the places of the queries, which later pieces do not state."""
     with pytest.raises(ValueError, match=r"expected an Attention without .*; pass for instance Attention\(2\)"):
         KeptContext(Attention(2, **options))
+    KeptContext(Attention(2, attention_fn=functools.partial(attention, causal=False, sliding_window=None)))
 
 
 def test_block_rejects_a_layer_that_changes_the_shape():

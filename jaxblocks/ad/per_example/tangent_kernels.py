@@ -373,6 +373,7 @@ def _structured(f, trace, params, x1, x2, inexact=None):
         return sum(term.astype(dtype) for term in terms)
 
     block = max(1, _BLOCK // max(1, n2 * _intermediate_size(reading, plans, value.size, trace)))
+    block = math.ceil(n1 / math.ceil(n1 / block))  # blocks of nearly equal size
     return _shaped(map_batches(rows, left, block), value.shape, trace)
 
 

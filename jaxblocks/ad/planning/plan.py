@@ -328,6 +328,7 @@ class _Way(NamedTuple):
 
 
 def _way(mode: str, chain: PricedChain, part: Part, chunk_size, bound: int | None) -> _Way:
+    """One mode in batches of ``chunk_size`` seeds, or of as many as stay within ``bound`` bytes."""
     n, m, cuts = chain.n_in, chain.n_out, len(chain.links)
     if mode == "mixed":
         # Sweeps through parts of the function; their results are stored until the products need them.

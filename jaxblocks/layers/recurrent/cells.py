@@ -153,7 +153,8 @@ def RNNCell(
         1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
     step, update = partial(rnn_step, activation=activation), lambda z, _: activation(z)
-    return _cell(step, preactivation, update, False, features, *params, dtype)
+    # Not scanned by parts: the update is one activation, so that nothing is gained.
+    return _cell(step, preactivation, update, features, *params, dtype, scanned=False)
 
 
 @builder
@@ -190,10 +191,11 @@ def GRUCell(
     )
     # With "before" one product depends on another, so that they are not affine in the carry.
     products, update = _GRU[reset]
-    return _cell(partial(gru_step, reset=reset), products, update, reset == "after", features, *params, dtype)
+    step, scanned = partial(gru_step, reset=reset), reset == "after"
+    return _cell(step, products, update, features, *params, dtype, scanned=scanned)
 
 
-def _cell(step, products, update, scanned, features, draw, check_drawn, dtype) -> StatefulLayer:
+def _cell(step, products, update, features, draw, check_drawn, dtype, *, scanned) -> StatefulLayer:
     """The cell whose carry is its output, ``step(x, hidden, **params)``, equal to ``update(products(...), hidden)``."""
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):

@@ -1,4 +1,4 @@
-"""Experiments on generalization: each computes a few numbers, and returns a record that prints them.
+"""Experiments on generalization: each computes a few numbers, and returns a record that prints them, some with a plot.
 
 Read ``complexity_sweeps`` first. Each other file is one experiment or formula; ``data`` and ``matrix_products`` are
 shared.

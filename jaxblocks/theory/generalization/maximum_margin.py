@@ -55,7 +55,8 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     scale = np.linalg.norm(z, axis=1).max()
     # The point of the convex hull of the rows nearest to 0, by weights >= 0 whose sum is about 1 (the last row); only
     # its direction counts.
-    weights, _ = nnls(np.vstack([z.T / (scale or 1), np.ones(len(z))]), np.eye(z.shape[1] + 1)[-1])
+    rows = np.vstack([z.T / (scale or 1), np.ones(len(z))])
+    weights, _ = nnls(rows, np.eye(len(rows))[-1], maxiter=10 * len(z))
     nearest = weights @ z
     norm = np.linalg.norm(nearest)
     margins = z @ nearest / (norm or 1)

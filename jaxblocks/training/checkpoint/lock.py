@@ -18,8 +18,8 @@ def lock_directory(directory: Path) -> contextlib.ExitStack:
 
     It raises if this is not possible, or if another run has the lock. The operating system releases the lock when the
     process ends, also by a kill: the file that a killed process leaves behind is not locked, and a forked process does
-    not keep the lock. On a file system without locks, two runs are not detected; on a network file
-    system, they are detected where it passes ``flock`` on to its server, as NFS does since Linux 2.6.12.
+    not keep the lock. On a file system without locks, two runs are not detected; on a network file system, they are
+    detected where it passes ``flock`` on to its server, as NFS does since Linux 2.6.12.
     """
     filelock = library("filelock", "locks the directory of checkpoints", "train")
     path, held = directory / ".lock", contextlib.ExitStack()

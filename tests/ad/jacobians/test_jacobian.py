@@ -16,6 +16,7 @@ from jaxblocks.ad.counting.counts import count_flops, count_jaxpr
 from jaxblocks.ad.jacobians import jacobian, jacobian_plan
 from jaxblocks.ad.planning import Chain, Part, as_product, best_bracketing
 from jaxblocks.ad.planning import plan as planning_plan
+from jaxblocks.ad.programs.jaxprs import all_equations
 
 
 def normal(seed, *shape, dtype=np.float32):
@@ -392,6 +393,15 @@ def test_memory_is_bounded(monkeypatch):
         plan = jacobian_plan(f, x, mode=mode)
         assert plan.chunk_size is not None and plan.temporary_bytes <= bound
         assert compiled(jacobian(f, mode=mode), x).memory_analysis().temp_size_in_bytes <= bound
+    # In the loop over batches convolutions have the layout that is fast there, channels last.
+    f, x = images
+    equations = list(all_equations(jax.make_jaxpr(jacobian(f, mode="reverse"))(x).eqns))
+    loops = [one.params["jaxpr"] for one in equations if one.primitive.name == "scan"]
+    convolutions = [
+        one for body in loops for one in all_equations(body.eqns) if one.primitive.name == "conv_general_dilated"
+    ]
+    specs = {one.params["dimension_numbers"].lhs_spec for one in convolutions}
+    assert specs == {(0, 3, 1, 2)}
 
 
 # ---- print ----------------------------------------------------------------------------------

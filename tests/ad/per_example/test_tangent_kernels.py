@@ -104,7 +104,7 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
 
 
 def test_kernel_in_blocks_of_rows(monkeypatch):
-    """Blocks of rows with an overlapping last block give the same kernel."""
+    """Blocks of rows, of which the last one is smaller, give the same kernel."""
     x = draw(7, 3, dtype=jnp.float32)
     net = MLP(5, 2, activation=jnp.tanh)
     params = jax.tree.map(np.float32, params_of(net, x[0]))
