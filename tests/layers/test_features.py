@@ -202,3 +202,11 @@ def test_errors_state_what_was_expected():
     for k in (0, 4, 1.0):
         with pytest.raises(ValueError, match="k (from 1 to 3, the number of examples|to be an integer >= 1), got"):
             knn_predict(c, c, jnp.arange(3), k=k)
+
+
+def test_the_hessian_of_the_kernel_at_distance_zero():
+    """-2 gamma 1, also for more than three features, where the squared distance is 0 by rounding."""
+    x = np.float32([0.3, -1.2, 0.7, 2.1, -0.4])
+    points = np.stack([x, x + 1])
+    hessian = jax.jit(jax.hessian(lambda x: rbf_kernel(x, jnp.asarray(points), gamma=0.5)[0]))(jnp.asarray(x))
+    np.testing.assert_allclose(hessian, -np.eye(5), atol=1e-5)
