@@ -277,7 +277,7 @@ def cp_decompose(
     largest = jnp.max(jnp.abs(wide), initial=0)
     # The zero tensor stays as it is; roots of 0 are left out, since their derivative is infinite.
     is_zero = vanishes(largest)
-    scale = unit_of(jnp.where(is_zero, 1, largest))
+    scale = unit_of(largest)
     unit = divided(wide, scale)  # so that no square overflows
     norm = jnp.sqrt(jnp.where(is_zero, 1, jnp.sum(unit**2)))
     unit = unit / norm  # |unit| = 1 for every scale of the tensor
