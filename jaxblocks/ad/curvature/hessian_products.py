@@ -125,4 +125,8 @@ def _forward_over_forward(f, x, v):
 
 
 def _has_loops(f: Callable, x: PyTree) -> bool:
-    return any(equation.primitive.name in ("scan", "while") for equation, _, _ in equations(jax.make_jaxpr(f)(x)))
+    try:
+        program = jax.make_jaxpr(f)(x)
+    except jax.errors.ConcretizationTypeError:  # f reads numbers of x, which an eager call has
+        return False
+    return any(equation.primitive.name in ("scan", "while") for equation, _, _ in equations(program))

@@ -195,6 +195,14 @@ def test_while_loops_by_two_forward_modes():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, theirs)
 
 
+def test_python_reads_the_point_of_an_eager_call():
+    """Functions with an `if` on a number of x, which `jax.grad` differentiates outside of `jax.jit`."""
+    f = lambda x: jnp.sum(x**3) if x[0] > 0 else jnp.sum(x**2)
+    x, v = jnp.array([1.0, 2.0]), jnp.array([3.0, -1.0])
+    for found in hvp(f, x, v), hessian(f, x) @ v, hessian_diagonal(f, x) * v, hessian_operator(f, x)(v):
+        np.testing.assert_allclose(found, 6 * x * v, rtol=1e-6)
+
+
 def test_models_with_while_loops_are_named():
     model = lambda x: jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1]
     with pytest.raises(
