@@ -39,6 +39,7 @@ from jaxblocks.losses import l2_penalty, mse, sigmoid_cross_entropy, soft_thresh
 from jaxblocks.probabilities import softmax
 from jaxblocks.training import (
     Callback,
+    RangeTest,
     csv_log,
     early_stopping,
     ema_params,
@@ -893,6 +894,19 @@ def test_the_range_test_is_descent_with_growing_rates(sentences):
         find_learning_rate(net, mse, optax.sgd, x, key=jax.random.key(0))
     with pytest.raises(ValueError, match="expected a loss that is finite and does not explode at once, got 0 steps"):
         find_learning_rate(net, lambda outputs, y: outputs / 0, optax.sgd, (x, x), key=jax.random.key(0))
+
+
+def test_the_suggested_rate_is_not_that_of_noise_or_of_a_rebound():
+    """Losses fall by 2 around a rate of 0.1 and explode from 2 on; the noise of a batch has a deviation of 0.1."""
+    rates = np.geomspace(1e-6, 10, 100)
+    of_rate = (
+        2.4 - 2 / (1 + (0.1 / rates) ** 2) + np.where(rates > 2, 8 * np.exp(-((np.log(rates) - 1.4) ** 2) / 0.1), 0)
+    )
+    for seed in range(20):
+        losses = of_rate + np.random.default_rng(seed).normal(size=100) * 0.1
+        smoothed = [np.average(losses[: k + 1], weights=0.9 ** np.arange(k, -1, -1)) for k in range(100)]
+        assert 0.05 < RangeTest(rates, losses, np.array(smoothed)).suggestion < 0.2
+    assert RangeTest(rates[:2], of_rate[:2], of_rate[:2]).suggestion in rates[:2]
 
 
 def test_norms_of_gradients_and_updates_are_in_the_logs(tmp_path):

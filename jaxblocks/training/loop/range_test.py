@@ -50,7 +50,7 @@ class RangeTest:
 
     >>> losses = np.array([2.0, 1.0, 3.0])
     >>> RangeTest(np.array([0.1, 1.0, 10.0]), losses, losses)
-    RangeTest(3 rates from 0.1 to 10, the loss falls fastest at 0.1)
+    RangeTest(3 rates from 0.1 to 10, the loss falls fastest at 1)
     """
 
     rates: np.ndarray
@@ -59,9 +59,18 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """The rate at which the smoothed loss falls fastest over the logarithm of the rate."""
-        slopes = np.diff(self.smoothed) / np.diff(np.log(self.rates))
-        return float(self.rates[int(np.argmin(slopes))])
+        """The rate in the middle of the decade in which the loss falls fastest.
+
+        To each decade of rates (at least five steps) a line of the losses over the logarithm of the rate is fitted, up
+        to the least smoothed loss: what falls later rose before.
+        """
+        logs = np.log10(self.rates)
+        window = min(len(logs), max(5, 1 + round(1 / (logs[1] - logs[0]))))
+        end = max(window, 1 + int(np.argmin(self.smoothed)))
+        logs, losses = (np.lib.stride_tricks.sliding_window_view(x[:end], window) for x in (logs, self.losses))
+        centered = logs - logs.mean(1, keepdims=True)
+        slopes = np.sum(centered * losses, 1) / np.sum(centered**2, 1)
+        return float(self.rates[int(np.argmin(slopes)) + window // 2])
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the losses over the rates on Matplotlib axes, and return the axes."""
