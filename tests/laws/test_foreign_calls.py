@@ -448,6 +448,11 @@ REPAIRS = {
         "got a list; write LoRA(net, '*')",
         lambda: jb.models.LoRA(NET, "*"),
     ),
+    "a causal mask": (
+        lambda: jb.Attention(1).apply(ATTENTION_PARAMS, SEQUENCES, mask=jnp.tril(jnp.ones((4, 4), bool))),
+        "for the latter, or Attention(..., causal=True) for causal order.",
+        lambda: jb.Attention(1, causal=True).apply(ATTENTION_PARAMS, SEQUENCES),
+    ),
     "lengths in the place of a mask": (
         lambda: jb.Attention(1).apply(ATTENTION_PARAMS, SEQUENCES, mask=jnp.array([2, 4])),
         "jnp.arange(time) < mask[..., None] for lengths",

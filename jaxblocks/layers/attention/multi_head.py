@@ -113,7 +113,8 @@ def Attention(
     Side inputs of ``apply``: ``mask``, boolean, either a mask of keys ``(*batch, time_k)``, True at valid keys and
     False at padding, or a mask of scores as in `attention`; and ``segment_ids`` as in `attention`. With a mask of keys,
     padding (of keys and values; in self-attention of queries too) is replaced by zeros before the maps, so that it has
-    no effect and no gradient, even if it is NaN.
+    no effect and no gradient, even if it is NaN. A mask of the shape ``(*batch, time_k)`` is always one of keys, also
+    one made as ``(time_q, time_k)`` where the batch has as many examples: write ``causal=True`` for causal order.
 
     Raises:
         ValueError: where ``heads`` do not divide the features, for options out of range and shapes that do not fit.

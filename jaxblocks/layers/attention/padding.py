@@ -25,6 +25,7 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
         repair = f"make one of the shape {(*batch, own)}"
         if all(n in (1, there) for n, there in zip(mask.shape[::-1], full[::-1], strict=False)):
             repair = f"write jnp.broadcast_to(mask, {full}) for the latter"
+            repair += ", or Attention(..., causal=True) for causal order" if mask.shape == full[-2:] else ""
         if len(mask.shape) == len(full) - 1 and batch:  # of pairs, without an axis of heads
             repair = "write mask[..., None, :, :] for a mask of pairs that all heads share"
         require(broadcasts_to(mask.shape, full), expected, mask, repair)

@@ -120,9 +120,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer[Any] | StatefulLaye
     Args:
         forward: ``forward(f, *inputs)`` calls the children as ``f.name(x)``, also inside ``jax.checkpoint``, ``vmap``,
             ``lax.map`` and similar transformations. A child called twice uses the same params twice; its state is
-            passed from call to call, and each call has its own key. Side inputs are passed automatically to the
-            children that declare them; one that ``forward`` passes explicitly takes precedence. Keyword-only parameters
-            of ``forward`` are side inputs of ``forward``.
+            passed from call to call, and each call has its own key. A call inside ``vmap``, ``lax.map`` or ``scan`` is
+            one call, whose key all rows or steps share: pass keys there, as in ``jax.vmap(lambda x, key: f.drop(x,
+            key=key))(x, keys)``. Side inputs are passed automatically to the children that declare them; one that
+            ``forward`` passes explicitly takes precedence. Keyword-only parameters of ``forward`` are side inputs of
+            ``forward``.
         layers: the children by name; params are a dict of these names.
 
     Raises:
