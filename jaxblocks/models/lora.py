@@ -41,10 +41,10 @@ def LoRA(
 
     Params are ``{"base": params of the net, "lora": {path: {"down": A, "up": B}}}`` with $A$ ``(in, rank)`` and
     $B$ ``(rank, out)`` for each kernel, stacked like it inside a `Repeat`. B is zero at ``init``, so that the net
-    computes what it did before. The base has no gradient (weight decay still changes it; mask it out); state, such as
-    batch statistics, is that of the net. Around a `Frozen`, ``LoRA(Frozen(backbone), "**")``, the updates are trained
-    and the net is in evaluation mode; ``Frozen(LoRA(...))`` trains nothing. A kernel of a convolution has an update for
-    each place of its window.
+    computes what it did before. The base has no gradient; weight decay would change it, so mask it out:
+    ``optax.adamw(1e-3, mask=lambda params: select(params, "lora/**"))``. State, such as batch statistics, is that of
+    the net. Around a `Frozen`, ``LoRA(Frozen(backbone), "**")``, the updates are trained and the net is in evaluation
+    mode; ``Frozen(LoRA(...))`` trains nothing. A kernel of a convolution has an update for each place of its window.
 
     Args:
         net: the net.
