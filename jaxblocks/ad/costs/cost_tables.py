@@ -59,7 +59,8 @@ def cost_table(
         args: ``x`` and the rest: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
         rows: the names of some rows, or ``"all"``. By default all rows that apply to ``f``, but whole matrices only
             where they take at most 1000 passes.
-        measure: whether to compile and time; ``False`` only counts operations, which takes milliseconds.
+        measure: whether to compile and time the programs, by default up to eleven, which takes several seconds or
+            more; ``False`` only counts operations.
         repeats: the rounds; in each round the rows are timed in turns, so that other load affects all of them, and a
             short program is called several times. With ``0`` programs are compiled for their memory, but not timed.
         memory_limit: a program that needs more bytes than this, outputs included, is not called.
