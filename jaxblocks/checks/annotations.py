@@ -29,6 +29,7 @@ from jaxblocks.checks import foreign_names
 from jaxblocks.checks.array_annotations import check_array
 from jaxblocks.checks.errors import describe, public_name, require
 from jaxblocks.checks.foreign_arrays import reject_foreign
+from jaxblocks.checks.layer_inputs import reject_holder
 from jaxblocks.checks.names import nearest
 
 __all__ = ["expectation", "is_integer", "union_members"]
@@ -118,7 +119,8 @@ def _expects_dtype(name, value, sizes, *, complex_too=False):
 
 
 def _expects_tree(name, value, sizes):
-    """A tree of arrays of any shapes, none of them of another library."""
+    """A tree of arrays of any shapes, none of them of another library; params, and not what holds them."""
+    reject_holder(name, value)
     reject_foreign(name, value)
     return value
 

@@ -18,6 +18,8 @@ __all__ = [
     "check_groups_of_heads",
     "check_side_inputs",
     "is_shape",
+    "reject_holder",
+    "reject_param",
     "reject_shapes",
     "repair_of_params",
 ]
@@ -131,6 +133,35 @@ def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array,
     require(k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0, expected, got, repair)
 
 
+_HOLDERS = {"Fitted": "fitted", "TrainState": "ts"}  # of params, by the name of a type: its usual name
+
+
+def reject_holder(name: str, value: Any) -> None:
+    """Raise a ``TypeError`` for what `fit` returns where a tree is expected, and for a training state as params.
+
+    >>> reject_holder("params", {"kernel": jnp.zeros(2)})
+    """
+    holder = _HOLDERS.get(type(value).__name__)
+    if holder and (name in ("params", "state") or holder == "fitted"):
+        repair = f"pass {holder}.{'state' if name == 'state' else 'params'}"
+        require(False, f"{name} to be a tree of arrays", value, repair, error=TypeError)
+
+
+def reject_param(name: str, x: Any, shape: tuple) -> None:
+    """The error for a param of another shape; ``None`` in ``shape`` stands for any size.
+
+    >>> reject_param("kernel", np.zeros((3, 4)), (None, 3))
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected kernel of shape (any, 3), got float64 (3, 4); \
+pass params that init made for this x, or kernel.T for a kernel (out, in).
+    """
+    turned = tuple(getattr(x, "shape", ()))[::-1]
+    fits = len(turned) == len(shape) == 2 and all(n in (m, None) for m, n in zip(turned, shape, strict=True))
+    repair = "pass params that init made for this x" + f", or {name}.T for a {name} (out, in)" * fits
+    require(False, f"{name} of shape {str(shape).replace('None', 'any')}", x, repair)
+
+
 def repair_of_params(params: Any, call: str) -> str:
     """What to do about params that are not those of a layer, as in the variables of Flax, which hold them.
 
@@ -140,6 +171,7 @@ def repair_of_params(params: Any, call: str) -> str:
     if isinstance(params, Mapping) and "params" in params:
         call = call.replace("params", 'variables["params"]')
         return f'pass the entry "params" alone: {call}'
-    if hasattr(params, "opt_state"):
-        return f"pass those in the training state: {call.replace('params', 'ts.params').replace('state,', 'ts.state,')}"
+    if holder := _HOLDERS.get(type(params).__name__):
+        call = call.replace("params", f"{holder}.params").replace("state,", f"{holder}.state,")
+        return f"pass those in {'the result of fit' if holder == 'fitted' else 'the training state'}: {call}"
     return f"pass those that its own init made: {call}"

@@ -25,7 +25,7 @@ from jaxblocks.backend.sliding_windows import share_of_products
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.foreign_arrays import reject_foreign
-from jaxblocks.checks.layer_inputs import reject_shapes
+from jaxblocks.checks.layer_inputs import reject_holder, reject_shapes
 from jaxblocks.core.children import named_outputs
 from jaxblocks.core.keys import child_key, keys_for
 from jaxblocks.core.lifting import as_layer, declared_by, stateful
@@ -213,6 +213,7 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
     (hidden or latent features).
     """
     reject_foreign("inputs", inputs)
+    reject_holder("params", params)
     without_state = isinstance(net, StatefulLayer) and type(state) is tuple and not state
     if without_state and len(inputs) > 1 and not hasattr(inputs[0], "shape"):
         repair = "write layer_outputs(net, params, x, state=state)"
@@ -245,6 +246,7 @@ def count_params(params: PyTree) -> int:
     >>> count_params(jax.eval_shape(MLP(5, 10, 5, 2).init, jax.random.key(0), jnp.zeros(2)))
     142
     """
+    reject_holder("params", params)
     pair = isinstance(params, Layer | StatefulLayer)
     require(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
     # Params may be integers, too; states have counts and keys.

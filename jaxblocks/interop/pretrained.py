@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
@@ -153,7 +154,7 @@ def match(folder: str | Path, *, architecture: str | None = None, **options: Any
 
 
 @checked
-def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: Any, *, like: Any) -> None:
+def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: PyTree, *, like: Any) -> None:
     """Write params such that Hugging Face's transformers loads them: ``model.safetensors`` and ``config.json``.
 
     Args:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxblocks.checks.errors import public_name, require
 from jaxblocks.checks.expectations import checked
@@ -99,12 +100,12 @@ def load_torch(
 
 
 @checked
-def save_torch(net: Layer[Any] | StatefulLayer[Any], params: Any, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def save_torch(net: Layer[Any] | StatefulLayer[Any], params: PyTree, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The inverse of `load_torch`: arrays by the names of the other library.
 
     Args:
         net: the net.
-        params: what `load_torch` and ``net.init`` return: params, or for a net with state params and state.
+        params: what `load_torch` and ``net.init`` return: params, or for a net with state the pair ``(params, state)``.
         rules: those of `load_torch`.
 
     Raises:
@@ -119,9 +120,10 @@ def save_torch(net: Layer[Any] | StatefulLayer[Any], params: Any, rules: Mapping
     check_net(net)
     _check_rules(rules)
     plans = plans_of(net, params, rules)
+    of_state = ", or write save_torch(net, (params, state), rules)" * isinstance(net, StatefulLayer)
     for row in unused_rules(plans, rules):
         got = f"{row.path!r} {row.note}".strip()
-        require(False, "rules that match params", got, "correct its path, or leave it out")
+        require(False, "rules that match params", got, "correct its path, or leave it out" + of_state)
     return {name: one.read() for name, one in written(plans, params).items()}
 
 
@@ -134,7 +136,8 @@ def check_net(net) -> None:
 def _check_rules(rules) -> None:
     good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
     repair = 'write for instance {"blocks/mlp/up": "h.{i}.mlp.c_fc"}'
-    repair = "the order is net, state_dict, rules, *inputs" if hasattr(rules, "shape") else repair
+    if any(hasattr(one, "shape") for one in (rules, *(rules.values() if good else ()))):  # arrays, or the weights
+        good, repair = False, "the order is net, state_dict, rules, *inputs"
     require(good, "rules, a dict from paths to names of tensors", rules, repair, error=TypeError)
 
 

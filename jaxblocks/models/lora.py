@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.checks.errors import require
@@ -72,6 +73,10 @@ def LoRA(
     Source: Hu et al. 2021, LoRA: Low-rank adaptation of large language models, section 4.1, arXiv:2106.09685.
     """
     child = child_of(None, net)
+    require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
+    for pattern in patterns:
+        layer = pattern.removesuffix("/kernel")
+        require(layer == pattern, "patterns of layers, each with a kernel", repr(pattern), f"write {layer!r}")
 
     def init(key, inputs, side):
         base, state = init_child(child, child_key(key, "base"), inputs, side)
@@ -87,7 +92,7 @@ def LoRA(
 
 
 @checked
-def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
+def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: PyTree) -> Params:
     """The params of the net inside of a `LoRA`, with the updates added: what ``apply`` computes with.
 
     Args:
@@ -118,10 +123,6 @@ def merge_lora(net: Layer[Any] | StatefulLayer[Any], params: Any) -> Params:
 
 def _chosen(base, patterns) -> dict[str, Any]:
     """The kernels that a pattern matches, by their paths."""
-    require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
-    for pattern in patterns:
-        layer = pattern.removesuffix("/kernel")
-        require(layer == pattern, "patterns of layers, each with a kernel", repr(pattern), f"write {layer!r}")
     chosen = jax.tree.leaves(select(base, *(f"{pattern}/kernel" for pattern in patterns)))
     named = zip(paths(base), jax.tree.leaves(base), chosen, strict=True)
     return {path: kernel for path, kernel, is_chosen in named if is_chosen}

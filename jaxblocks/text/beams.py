@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Integer
+from jaxtyping import Array, Integer, PyTree
 
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.backend.precision import widen
@@ -40,7 +40,7 @@ __all__ = ["beam_search"]
 @checked
 def beam_search(
     model: Layer[Any] | StatefulLayer[Any],
-    params: Any,
+    params: PyTree,
     prompts: Tokens,
     *,
     steps: PositiveInt,

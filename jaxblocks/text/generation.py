@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jaxtyping import Array, Float, Integer, Key
+from jaxtyping import Array, Float, Integer, Key, PyTree
 
 from jaxblocks.backend.jit_cache import jit_with_static
 from jaxblocks.backend.platforms import platform
@@ -48,7 +48,7 @@ Penalty: TypeAlias = PositiveFloat | Float[Array, ""] | None
 @checked
 def generate(
     model: Layer[Any] | StatefulLayer[Any],
-    params: Any,
+    params: PyTree,
     prompts: Tokens,
     *,
     key: Key[Array, ""] | None = None,
@@ -154,7 +154,7 @@ def generate(
 @checked
 def stream(
     model: Layer[Any] | StatefulLayer[Any],
-    params: Any,
+    params: PyTree,
     prompts: Tokens,
     *,
     key: Key[Array, ""] | None = None,

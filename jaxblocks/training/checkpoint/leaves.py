@@ -51,6 +51,8 @@ def sharding_of(like):
 def check_tree(tree) -> None:
     """Raise unless a tree has leaves with values."""
     leaves = jax.tree.leaves(tree)
+    fitted = type(tree).__name__ == "Fitted"
+    require(not fitted, "a tree of arrays", tree, "pass fitted.ts to continue, or fitted.params", error=TypeError)
     require(leaves, "a tree with at least one array", f"an empty {type(tree).__name__}", "pass the training state")
     reject_traced(leaves)
     reject_foreign("tree", tree)
