@@ -14,6 +14,8 @@ from jaxblocks.checks.errors import public_name
 from jaxblocks.checks.foreign_arrays import as_numpy
 from jaxblocks.checks.layer_inputs import is_shape
 
+_CONFUSION = "write precision_recall_f1(confusion_matrix(predictions, targets, classes))"
+
 __all__ = ["of_dtype", "of_leading_axes", "of_rank", "of_size", "of_value"]
 
 
@@ -70,6 +72,8 @@ def of_dtype(name: str, x: Any, axes: Sequence[str], words: str, general: str) -
         return f"{general}, jnp.arange(time) < mask[..., None] for lengths"
     if name in ("targets", "predictions", "labels") and words == "an integer array":
         return f"{general}, or with {name}.argmax(-1) where it has one number per class"
+    if public_name() == "hinge_loss" and integers:
+        return "its two classes are -1.0 and 1.0: write 2.0 * targets - 1 for 0 and 1, softmax_cross_entropy for more"
     if name in ("targets", "p", "q") and axes[-1:] == ["classes"] and integers:
         return f"for labels write jaxblocks.one_hot({name}, classes), else {general}"
     if name == "x" and x.ndim == 1 and integers and public_name().endswith("Cell"):
@@ -85,6 +89,8 @@ def of_rank(name: str, x: Any, axes: tuple[str, ...], missing: int) -> str:
     >>> of_rank("x", jnp.ones(5), ("rows", "features"), 1)
     'add the missing axis, as in x[None]'
     """
+    if name == "confusion":
+        return _CONFUSION
     if missing < 0:
         return "map over the leading axes with jax.vmap" if x.shape else "pass one value"
     if "heads" in axes or "kv_heads" in axes:
@@ -98,6 +104,8 @@ def of_size(other: str, place_of_other: int, name: str, place: int) -> str:
     >>> of_size("x", -1, "kernel", 0)
     'give axis -1 of x and axis 0 of kernel one size'
     """
+    if name == "confusion":
+        return _CONFUSION
     # In a layer the other argument is a param, whose shape the user did not choose.
     if public_name()[:1].isupper() and other == "x":
         return f"pass {other} of that size, or params made by init for this {other}"

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,13 @@ class TrainState(NamedTuple):
     opt_state: Any
     key: Array
     step: Array
+
+    if not TYPE_CHECKING:  # a type checker reports such names itself
+
+        def __getattr__(self, name):
+            repair = "; write ts, loss = step(ts, x, y) with the step of train_step" * (name == "apply_gradients")
+            repair = repair or "; write net.apply(ts.params, x)" * (name == "apply_fn")
+            raise AttributeError(f"'TrainState' object has no attribute {name!r}{repair}", name=name, obj=self)
 
     def __repr__(self):
         # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.
