@@ -32,6 +32,7 @@ LABELS = np.arange(4) % 3
 NET = jb.Serial(jb.Dense(3), jb.relu)
 PARAMS = ({"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}, ())
 SGD = optax.sgd(0.1)
+LINE = jb.Serial(jb.Dense(1), lambda x: x[..., 0])
 DRAWING = jb.Wire(lambda f, x, *, key: x + jax.random.normal(key, x.shape))
 DRAWING_IN_TRAINING = jb.Wire(lambda f, x, *, key=None: x if key is None else x + jax.random.normal(key, x.shape))
 
@@ -994,8 +995,69 @@ REPAIRS = {
         "expected the side input key, got none; pass key=..., or declare key=None",
         lambda: jb.evaluate(DRAWING_IN_TRAINING, (), (), (X, X), {"error": jb.mse}),
     ),
+    "a mean as a loss in parts": (
+        lambda: jb.train_step(LINE, jb.mse, SGD, accumulate=2)(jb.init_train_state(KEY, LINE, SGD, X), X, X[:, 0]),
+        "or give outputs and y an axis of features, which mse and mae average: [..., None] on both",
+        lambda: jb.train_step(jb.Dense(1), jb.mse, SGD, accumulate=2)(
+            jb.init_train_state(jax.random.key(1), jb.Dense(1), SGD, X), X, X[:, :1]
+        ),
+    ),
+    "lists of numbers": (
+        lambda: jb.fit(NET, loss, SGD, (X.tolist(), LABELS.tolist()), key=KEY, steps=1),
+        "fit expected data[0] to be an array, got a list; write np.asarray(data[0])",
+        lambda: None,
+    ),
+    **{
+        f"what fit returns, in {what}": (
+            functools.partial(call, training.Fitted(PARAMS, (), training.History(*3 * [X[0]], {}), None)),
+            words,
+            lambda: None,
+        )
+        for what, (call, words) in {
+            "apply": (lambda fitted: NET.apply(fitted, X), "in the result of fit: apply(fitted.params, x)"),
+            "evaluate": (lambda fitted: jb.evaluate(NET, fitted, (X, LABELS), {}), "pass fitted.params"),
+            "state": (lambda fitted: jb.predict(NET, PARAMS, fitted, X), "pass fitted.state"),
+            "generate": (lambda fitted: text.generate(NET, fitted, LABELS[None], steps=1), "pass fitted.params"),
+            "count_params": (jb.count_params, "pass fitted.params"),
+            "layer_outputs": (lambda fitted: jb.layer_outputs(NET, fitted, X), "pass fitted.params"),
+            "a checkpoint": (lambda fitted: jb.save_checkpoint("runs", fitted), "pass fitted.ts to continue"),
+        }.items()
+    },
+    "rules in the place of weights": (
+        lambda: interop.load_torch(NET, {"*": "*"}, {"0.weight": X, "0.bias": X[0]}, X),
+        "got a dict; the order is net, state_dict, rules, *inputs",
+        lambda: interop.load_torch(NET, {"0.weight": X[:3], "0.bias": X[0, :3]}, {"*": "*"}, X),
+    ),
+    "params to save without the state": (
+        lambda: interop.save_torch(
+            jb.Serial(jb.Dense(3), jb.BatchNorm()), ({"kernel": X, "bias": X[0]}, {}), {"0": "fc"}
+        ),
+        "or write save_torch(net, (params, state), rules)",
+        lambda: interop.save_torch(jb.BatchNorm(), jb.BatchNorm().init(jax.random.key(1), X), {"": "norm"}),
+    ),
+    **{
+        f"an argument of flax's apply, {name}": (
+            lambda name=name: NET.apply(PARAMS, X, **{name: "f"}),
+            words,
+            lambda: None,
+        )
+        for name, words in {"mutable": "returns the pair (outputs, state)", "method": "net[path].apply"}.items()
+    },
+    **{
+        f"{name} of flax's training state": (
+            lambda name=name: getattr(jb.init_train_state(KEY, NET, SGD, X), name),
+            f"'TrainState' object has no attribute '{name}'; write {words}",
+            lambda: None,
+        )
+        for name, words in {"apply_gradients": "ts, loss = step(ts, x, y)", "apply_fn": "net.apply(ts.params"}.items()
+    },
+    "no layers of LoRA": (
+        lambda: jb.models.LoRA(jb.Dense(8), rank=2),
+        'got none; pass "**/attention/*"',
+        lambda: jb.models.LoRA(jb.Serial(a=jb.Dense(8)), "a", rank=2),
+    ),
     "kernels as layers of LoRA": (
-        lambda: jb.models.LoRA(jb.Serial(a=jb.Dense(8)), "a/kernel").init(KEY, X),
+        lambda: jb.models.LoRA(jb.Serial(a=jb.Dense(8)), "a/kernel"),
         "expected patterns of layers, each with a kernel, got 'a/kernel'; write 'a'",
         lambda: jb.models.LoRA(jb.Serial(a=jb.Dense(8)), "a").init(jax.random.key(1), X),
     ),
@@ -1141,6 +1203,10 @@ def test_every_public_name_is_found_from_the_top_level():
         ("KVCache", "use jaxblocks.layers.CachedAttention"),
         ("hutchinson", "use jaxblocks.ad.estimate_trace"),
         ("dp_sgd", "use jaxblocks.ad.private_gradients"),
+        ("tabulate", "did you mean jaxblocks.summary?"),
+        ("vhp", "did you mean jaxblocks.hvp?"),
+        ("Permute", "use jax.numpy.transpose"),
+        ("AdaptiveAvgPool2d", "use jaxblocks.GlobalAvgPool or jaxblocks.layers.adaptive_avg_pool"),
         ("LRFinder", "use jaxblocks.training.find_learning_rate"),
     ],
 )

@@ -522,10 +522,53 @@ HABITS = {
         lambda: jaxblocks.predict(Dense(3), DENSE, (), X),
     ),
     "a training state in the place of params": (
-        lambda: jaxblocks.predict(Dense(3), trained(), (), X),
+        lambda: Dense(3).apply(trained(), X),
         r"pass those in the training state: apply\(ts.params, x\)",
+        lambda: Dense(3).apply(trained().params, X),
+    ),
+    "a training state in the place of params and state": (
+        lambda: jaxblocks.predict(Dense(3), trained(), trained(), X),
+        r"predict expected params to be a tree of arrays, got a TrainState; pass ts.params\.$",
         lambda: jaxblocks.predict(Dense(3), trained().params, (), X),
     ),
+    "one integer for the two axes of images, past init": (
+        lambda: MaxPool(2).apply((), IMAGES),
+        r"MaxPool expected window_shape with one integer for each spatial axis .*; write \(2, 2\)",
+        lambda: MaxPool((2, 2)).apply((), IMAGES),
+    ),
+    "a window that is larger than the image": (
+        lambda: Conv(4, (9, 9)).init(jax.random.key(0), IMAGES),
+        r"Conv expected an input that its windows fit into, .* padding='same'",
+        lambda: Conv(4, (9, 9), padding="same").init(jax.random.key(1), IMAGES),
+    ),
+    "the number of experts of a token": (
+        lambda: jaxblocks.layers.MixtureOfExperts(Dense(3), experts=4, k=2),
+        "did you mean top_k",
+        lambda: jaxblocks.layers.MixtureOfExperts(Dense(3), experts=4, top_k=2),
+    ),
+    "the kernel of torch, whose output is first": (
+        lambda: Dense(3).apply({"kernel": DENSE["kernel"].T, "bias": DENSE["bias"]}, X),
+        r"kernel of shape \(any, 3\), got float32 \(3, 6\); .* or kernel.T for a kernel \(out, in\)",
+        lambda: Dense(3).apply(DENSE, X),
+    ),
+    "the kernel of a convolution, transposed": (
+        lambda: jaxblocks.layers.conv_transpose(IMAGES, jnp.ones((3, 3, 3, 5))),
+        r"the kernel is \(\*kernel_size, out, in\): write jnp.swapaxes\(kernel, -1, -2\)",
+        lambda: jaxblocks.layers.conv_transpose(IMAGES, jnp.swapaxes(jnp.ones((3, 3, 3, 5)), -1, -2)),
+    ),
+    "classes of a loss of two": (
+        lambda: jaxblocks.losses.hinge_loss(X, np.arange(4)),
+        r"its two classes are -1.0 and 1.0: write 2.0 \* targets - 1 for 0 and 1, softmax_cross_entropy for more",
+        lambda: jaxblocks.losses.hinge_loss(X[:, 0], 2.0 * np.arange(4).clip(0, 1) - 1),
+    ),
+    **{
+        f"predictions and targets of sklearn, {what}": (
+            lambda predictions=predictions: jaxblocks.precision_recall_f1(predictions, np.arange(4) % 3),
+            r"; write precision_recall_f1\(confusion_matrix\(predictions, targets, classes\)\)",
+            lambda: jaxblocks.precision_recall_f1(jaxblocks.confusion_matrix(np.arange(4) % 3, np.arange(4) % 3, 3)),
+        )
+        for what, predictions in {"scores": X[:, :3], "classes": np.arange(4) % 3}.items()
+    },
     "a shape in summary": (
         lambda: jaxblocks.summary(Dense(3), (4, 8)),
         r"summary expected arrays as inputs, got \(4, 8\); write jax.ShapeDtypeStruct\(\(4, 8\), jnp.float32\)",
@@ -893,6 +936,7 @@ def test_options_of_other_training_loops_are_explained():
         ("maxout", r"it is jaxblocks.activations.maxout$"),
         ("softmx", r"did you mean jaxblocks.softmax\?"),
         ("mish", r"'mish'; use jax.nn.mish$"),
+        ("Optimizer", r"use optax$"),
         ("qwerty", r"no attribute 'qwerty'$"),
     ],
 )
