@@ -167,14 +167,14 @@ def predict(
     ((5, 2), True)
     """
     require(jax.tree.leaves(x), "arrays in x", x, "the order is net, params, state, x", error=TypeError)
-    rows = count_rows(x, "x")
+    rows = count_rows(x, "x", least=0)
     check_numbers(x, "x")
     check_numbers(params, "params")
     check_numbers(state, "state")
     compute_dtype = as_compute_dtype(compute_dtype)
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
-    batches = _batches(rows, batch_size)
+    batches = _batches(rows, batch_size) or [slice(0, 0)]  # none of their rows, in the shape of the outputs
     parts, place = [], placement((params, state))
     for batch in batches:
         with _in_context(mesh_of((params, state))):

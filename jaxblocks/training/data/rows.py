@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 
-def count_rows(arrays, what: str = "data") -> int:
-    """The number of rows of all arrays of a tree; raises if the numbers differ or there are no rows."""
+def count_rows(arrays, what: str = "data", *, least: int = 1) -> int:
+    """The number of rows of all arrays of a tree; raises if the numbers differ, or for none where ``least`` is 1."""
     repair = "pass arrays with all rows, such as np.stack([*rows])"
     require(not hasattr(arrays, "__next__"), what, arrays, repair, error=TypeError)
     named = name_arrays(arrays)
@@ -52,7 +52,7 @@ def count_rows(arrays, what: str = "data") -> int:
         repair = "make the sizes of axis 0 equal, and stack a list of examples, padded to one length, to one array"
         require(False, "the same number of rows in all arrays", got, repair)
     (rows,) = lengths
-    require(rows, f"at least one row in {what}", "none", "pass arrays with one row for each example")
+    require(rows >= least, f"at least one row in {what}", "none", "pass arrays with one row for each example")
     return rows
 
 
