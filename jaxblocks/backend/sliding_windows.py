@@ -215,7 +215,7 @@ def check_channels(
     check_spatial(x, axes)
     check_groups(groups, channels, features)
     repair = "pass x of that size, or params made by init for this x" + _channels_first(x, axes, channels)
-    if groups == 1 and x.shape[-1] == features and not public_name()[:1].isupper():  # the kernel is an argument
+    if channels != x.shape[-1] == features and groups == 1 and not public_name()[:1].isupper():  # not a layer
         layout = "in, out" if channels == kernel.shape[-2] else "out, in"
         repair = f"the kernel is (*kernel_size, {layout}): write jnp.swapaxes(kernel, -1, -2), or pass x of that size"
     expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"

@@ -72,8 +72,8 @@ def of_dtype(name: str, x: Any, axes: Sequence[str], words: str, general: str) -
         return f"{general}, jnp.arange(time) < mask[..., None] for lengths"
     if name in ("targets", "predictions", "labels") and words == "an integer array":
         return f"{general}, or with {name}.argmax(-1) where it has one number per class"
-    if public_name() == "hinge_loss" and integers:
-        return "its two classes are -1.0 and 1.0: write 2.0 * targets - 1 for 0 and 1, softmax_cross_entropy for more"
+    if name == "targets" and public_name() == "hinge_loss" and integers:
+        return f"{general} for -1 and 1; write 2.0 * targets - 1 for 0 and 1, softmax_cross_entropy for more classes"
     if name in ("targets", "p", "q") and axes[-1:] == ["classes"] and integers:
         return f"for labels write jaxblocks.one_hot({name}, classes), else {general}"
     if name == "x" and x.ndim == 1 and integers and public_name().endswith("Cell"):

@@ -158,11 +158,11 @@ def check_params(params: Any, like: Any = None, /, **shapes: tuple[Any, ...] | N
         require(False, f"params named {', '.join(sorted(shapes))}", got, repair_of_params(params, "apply(params, x)"))
     for name, shape in ((name, shape) for name, shape in shapes.items() if shape is not None):
         got = getattr(params[name], "shape", (-1,) * (len(shape) + 1))  # no array has this shape
-        if len(got) != len(shape) or not all(n in (m, None) for m, n in zip(got, shape, strict=True)):
-            from jaxblocks.checks.layer_inputs import reject_param
-
-            reject_param(name, params[name], shape)
+        fits = len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
+        expected = f"{name} of shape {str(shape).replace('None', 'any')}"
+        require(fits, expected, params[name], "pass params that init made for this x")
         if params[name].dtype.kind == "c" and (like is None or like.dtype.kind != "c"):
             expected = f"{name} of real numbers" + " for an x of real numbers" * (like is not None)
-            repair = "pass jax.tree.map(jnp.real, params)" if like is None else "convert x with x.astype(jnp.complex64)"
+            real_parts, repair = "jax.tree.map(jnp.real, params)", "convert x with x.astype(jnp.complex64)"
+            repair = f"pass their real parts: {real_parts}" if like is None else repair
             require(False, expected, params[name], repair, error=TypeError)

@@ -19,7 +19,6 @@ __all__ = [
     "check_side_inputs",
     "is_shape",
     "reject_holder",
-    "reject_param",
     "reject_shapes",
     "repair_of_params",
 ]
@@ -133,7 +132,10 @@ def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array,
     require(k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0, expected, got, repair)
 
 
-_HOLDERS = {"Fitted": "fitted", "TrainState": "ts"}  # of params, by the name of a type: its usual name
+def _holder(value) -> str:
+    """The usual name of a value of this package that holds params, such as ``"ts"``; "" for other values."""
+    own = type(value).__module__.startswith("jaxblocks.")  # `training` is not imported here
+    return {"Fitted": "fitted", "TrainState": "ts"}.get(type(value).__name__, "") if own else ""
 
 
 def reject_holder(name: str, value: Any) -> None:
@@ -141,25 +143,10 @@ def reject_holder(name: str, value: Any) -> None:
 
     >>> reject_holder("params", {"kernel": jnp.zeros(2)})
     """
-    holder = _HOLDERS.get(type(value).__name__)
+    holder = _holder(value)
     if holder and (name in ("params", "state") or holder == "fitted"):
         repair = f"pass {holder}.{'state' if name == 'state' else 'params'}"
         require(False, f"{name} to be a tree of arrays", value, repair, error=TypeError)
-
-
-def reject_param(name: str, x: Any, shape: tuple) -> None:
-    """The error for a param of another shape; ``None`` in ``shape`` stands for any size.
-
-    >>> reject_param("kernel", np.zeros((3, 4)), (None, 3))
-    Traceback (most recent call last):
-    ...
-    ValueError: jaxblocks expected kernel of shape (any, 3), got float64 (3, 4); \
-pass params that init made for this x, or kernel.T for a kernel (out, in).
-    """
-    turned = tuple(getattr(x, "shape", ()))[::-1]
-    fits = len(turned) == len(shape) == 2 and all(n in (m, None) for m, n in zip(turned, shape, strict=True))
-    repair = "pass params that init made for this x" + f", or {name}.T for a {name} (out, in)" * fits
-    require(False, f"{name} of shape {str(shape).replace('None', 'any')}", x, repair)
 
 
 def repair_of_params(params: Any, call: str) -> str:
@@ -171,7 +158,7 @@ def repair_of_params(params: Any, call: str) -> str:
     if isinstance(params, Mapping) and "params" in params:
         call = call.replace("params", 'variables["params"]')
         return f'pass the entry "params" alone: {call}'
-    if holder := _HOLDERS.get(type(params).__name__):
+    if holder := _holder(params):
         call = call.replace("params", f"{holder}.params").replace("state,", f"{holder}.state,")
         return f"pass those in {'the result of fit' if holder == 'fitted' else 'the training state'}: {call}"
     return f"pass those that its own init made: {call}"

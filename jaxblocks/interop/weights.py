@@ -120,10 +120,9 @@ def save_torch(net: Layer[Any] | StatefulLayer[Any], params: PyTree, rules: Mapp
     check_net(net)
     _check_rules(rules)
     plans = plans_of(net, params, rules)
-    of_state = ", or write save_torch(net, (params, state), rules)" * isinstance(net, StatefulLayer)
     for row in unused_rules(plans, rules):
         got = f"{row.path!r} {row.note}".strip()
-        require(False, "rules that match params", got, "correct its path, or leave it out" + of_state)
+        require(False, "rules that match params", got, "correct its path, or leave it out")
     return {name: one.read() for name, one in written(plans, params).items()}
 
 
@@ -137,7 +136,9 @@ def _check_rules(rules) -> None:
     good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
     repair = 'write for instance {"blocks/mlp/up": "h.{i}.mlp.c_fc"}'
     if any(hasattr(one, "shape") for one in (rules, *(rules.values() if good else ()))):  # arrays, or the weights
-        good, repair = False, "the order is net, state_dict, rules, *inputs"
+        good = False
+        order = "params, rules" if public_name() == "save_torch" else "state_dict, rules, *inputs"
+        repair = f"the order is net, {order}"
     require(good, "rules, a dict from paths to names of tensors", rules, repair, error=TypeError)
 
 

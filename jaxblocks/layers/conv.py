@@ -219,7 +219,7 @@ def Conv(
     Shapes: ``(..., *spatial, in)`` to ``(..., *positions, features)``.
 
     Raises:
-        ValueError, TypeError: as `conv` does, and at ``init``, too, where ``groups`` or the kernel does not fit.
+        ValueError, TypeError: as `conv` does, and at ``init`` where ``groups`` does not divide the channels.
 
     >>> layer = Conv(8, (3, 3))
     >>> params = layer.init(jax.random.key(0), jnp.zeros((28, 28, 3)))
@@ -239,9 +239,7 @@ def Conv(
     run = functools.partial(
         conv, stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
     )
-    windows = functools.partial(slide, stride=stride, dilation=dilation, padding=padding)
-    inits, dtypes = (kernel_init, bias_init), (dtype, param_dtype)
-    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, *inits, *dtypes, windows)
+    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
 @builder
@@ -281,9 +279,7 @@ def DepthwiseConv(
     by_depth = functools.partial(conv, stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
     run = lambda x, kernel, bias: by_depth(x, kernel, bias, groups=kernel.shape[-1] // multiplier)
     channels = lambda of_x: (1, of_x * multiplier)
-    windows = functools.partial(slide, stride=stride, dilation=dilation, padding=padding)
-    inits, dtypes = (kernel_init, bias_init), (dtype, param_dtype)
-    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, *inits, *dtypes, windows)
+    return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
 @builder
@@ -339,13 +335,8 @@ def ConvTranspose(
     return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, draw, bias_init, dtype, param_dtype)
 
 
-def _layer_with_kernel(
-    size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype, windows=None
-) -> Layer:
-    """A layer from a function of the kernel; ``channels`` of the input are those of the kernel, in and out.
-
-    ``windows`` makes the geometry, where the windows have to fit into the input.
-    """
+def _layer_with_kernel(size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+    """A layer from a function of the kernel; ``channels`` of the input are those of the kernel, in and out."""
     kernel_size = window_sizes("kernel_size", size)
     per_axis("padding", padding, len(kernel_size))
 
@@ -353,8 +344,6 @@ def _layer_with_kernel(
         check_one_axis("kernel_size", size, x)
         check_spatial(x, len(kernel_size))
         warn_channels_first(x, len(kernel_size))
-        if windows is not None:
-            check_fit(windows(x.shape[-len(kernel_size) - 1 : -1], kernel_size), x)
         shape = (*kernel_size, *channels(x.shape[-1]))
         params = {"kernel": kernel_init(key, shape, param_dtype)}
         if use_bias:

@@ -326,8 +326,7 @@ def _layer_of(pool: Callable, window_shape: PerAxis, *, padding: Padding, **opti
     """A pool of sliding windows as a layer; what does not depend on the input is checked at once."""
     window = window_sizes("window_shape", window_shape)
     per_axis("padding", padding, len(window))
-    run = lambda x: pool(x, window_shape, padding=padding, **options)  # an integer as such, so that it is checked
-    return spatial_layer(run, len(window), window_shape=window_shape)
+    return spatial_layer(lambda x: pool(x, window, padding=padding, **options), len(window), window_shape=window_shape)
 
 
 @builder

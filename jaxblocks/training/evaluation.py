@@ -152,7 +152,8 @@ def predict(
         compute_dtype: as in `train_step`; outputs are float32.
 
     Returns:
-        The outputs (an array, or a tree of arrays), with one row for each row of ``x``.
+        The outputs (an array, or a tree of arrays), with one row for each row of ``x``. For no rows the net is called
+        with none.
 
     Raises:
         TypeError, ValueError: for inputs that are not arrays with the same number of rows, for a net whose outputs do
@@ -174,7 +175,7 @@ def predict(
     compute_dtype = as_compute_dtype(compute_dtype)
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
-    batches = _batches(rows, batch_size) or [slice(0, 0)]  # none of their rows, in the shape of the outputs
+    batches = _batches(rows, batch_size)
     parts, place = [], placement((params, state))
     for batch in batches:
         with _in_context(mesh_of((params, state))):
@@ -198,8 +199,8 @@ def predict(
 
 
 def _batches(rows: int, batch_size: int) -> list[slice]:
-    """The rows of each batch; the last one may be smaller."""
-    return [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+    """The rows of each batch; the last one may be smaller, and no rows are one batch."""
+    return [slice(first, min(first + batch_size, rows)) for first in range(0, max(rows, 1), batch_size)]
 
 
 def _holds_nan(outputs) -> bool:

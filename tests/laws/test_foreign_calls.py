@@ -32,6 +32,7 @@ LABELS = np.arange(4) % 3
 NET = jb.Serial(jb.Dense(3), jb.relu)
 PARAMS = ({"kernel": np.ones((6, 3), np.float32), "bias": np.zeros(3, np.float32)}, ())
 SGD = optax.sgd(0.1)
+FITTED = training.Fitted(PARAMS, (), training.History(*3 * [X[0]], {}), None)
 LINE = jb.Serial(jb.Dense(1), lambda x: x[..., 0])
 DRAWING = jb.Wire(lambda f, x, *, key: x + jax.random.normal(key, x.shape))
 DRAWING_IN_TRAINING = jb.Wire(lambda f, x, *, key=None: x if key is None else x + jax.random.normal(key, x.shape))
@@ -997,30 +998,54 @@ REPAIRS = {
     ),
     "a mean as a loss in parts": (
         lambda: jb.train_step(LINE, jb.mse, SGD, accumulate=2)(jb.init_train_state(KEY, LINE, SGD, X), X, X[:, 0]),
-        "or give outputs and y an axis of features, which mse and mae average: [..., None] on both",
+        "mse and mae average the last axis, so write y[..., None]",
         lambda: jb.train_step(jb.Dense(1), jb.mse, SGD, accumulate=2)(
             jb.init_train_state(jax.random.key(1), jb.Dense(1), SGD, X), X, X[:, :1]
         ),
     ),
     "lists of numbers": (
         lambda: jb.fit(NET, loss, SGD, (X.tolist(), LABELS.tolist()), key=KEY, steps=1),
-        "fit expected data[0] to be an array, got a list; write np.asarray(data[0])",
-        lambda: None,
+        "convert lists with np.asarray",
+        lambda: jb.training.minibatches(jax.random.key(2), (np.asarray(X.tolist()), LABELS), 2),
     ),
     **{
         f"what fit returns, in {what}": (
-            functools.partial(call, training.Fitted(PARAMS, (), training.History(*3 * [X[0]], {}), None)),
+            functools.partial(call, FITTED),
             words,
-            lambda: None,
+            repaired,
         )
-        for what, (call, words) in {
-            "apply": (lambda fitted: NET.apply(fitted, X), "in the result of fit: apply(fitted.params, x)"),
-            "evaluate": (lambda fitted: jb.evaluate(NET, fitted, (X, LABELS), {}), "pass fitted.params"),
-            "state": (lambda fitted: jb.predict(NET, PARAMS, fitted, X), "pass fitted.state"),
-            "generate": (lambda fitted: text.generate(NET, fitted, LABELS[None], steps=1), "pass fitted.params"),
-            "count_params": (jb.count_params, "pass fitted.params"),
-            "layer_outputs": (lambda fitted: jb.layer_outputs(NET, fitted, X), "pass fitted.params"),
-            "a checkpoint": (lambda fitted: jb.save_checkpoint("runs", fitted), "pass fitted.ts to continue"),
+        for what, (call, words, repaired) in {
+            "apply": (
+                lambda fitted: NET.apply(fitted, X),
+                "in the result of fit: apply(fitted.params, x)",
+                lambda: NET.apply(FITTED.params, X),
+            ),
+            "evaluate": (
+                lambda fitted: jb.evaluate(NET, fitted, (X, LABELS), {}),
+                "pass fitted.params",
+                lambda: jb.evaluate(NET, FITTED.params, FITTED.state, (X, LABELS), {"error": loss}),
+            ),
+            "state": (
+                lambda fitted: jb.predict(NET, PARAMS, fitted, X),
+                "pass fitted.state",
+                lambda: jb.predict(NET, PARAMS, FITTED.state, X),
+            ),
+            "count_params": (jb.count_params, "pass fitted.params", lambda: jb.count_params(FITTED.params)),
+            "layer_outputs": (
+                lambda fitted: jb.layer_outputs(NET, fitted, X),
+                "pass fitted.params",
+                lambda: jb.layer_outputs(NET, FITTED.params, X),
+            ),
+            "generate": (
+                lambda fitted: text.generate(NET, fitted, LABELS[None], steps=1),
+                "pass fitted.params",
+                lambda: jb.count_params(FITTED.params),
+            ),
+            "a checkpoint": (
+                lambda fitted: jb.save_checkpoint("runs", fitted),
+                "pass fitted.params",
+                lambda: jb.count_params(FITTED.params),
+            ),
         }.items()
     },
     "rules in the place of weights": (
@@ -1028,18 +1053,16 @@ REPAIRS = {
         "got a dict; the order is net, state_dict, rules, *inputs",
         lambda: interop.load_torch(NET, {"0.weight": X[:3], "0.bias": X[0, :3]}, {"*": "*"}, X),
     ),
-    "params to save without the state": (
-        lambda: interop.save_torch(
-            jb.Serial(jb.Dense(3), jb.BatchNorm()), ({"kernel": X, "bias": X[0]}, {}), {"0": "fc"}
-        ),
-        "or write save_torch(net, (params, state), rules)",
-        lambda: interop.save_torch(jb.BatchNorm(), jb.BatchNorm().init(jax.random.key(1), X), {"": "norm"}),
+    "weights in the place of rules": (
+        lambda: interop.save_torch(NET, {"*": "*"}, {"kernel": X}),
+        "the order is net, params, rules",
+        lambda: interop.save_torch(NET, PARAMS, {"*": "*"}),
     ),
     **{
         f"an argument of flax's apply, {name}": (
             lambda name=name: NET.apply(PARAMS, X, **{name: "f"}),
             words,
-            lambda: None,
+            lambda: NET["0"].apply(PARAMS[0], X),
         )
         for name, words in {"mutable": "returns the pair (outputs, state)", "method": "net[path].apply"}.items()
     },
@@ -1047,7 +1070,7 @@ REPAIRS = {
         f"{name} of flax's training state": (
             lambda name=name: getattr(jb.init_train_state(KEY, NET, SGD, X), name),
             f"'TrainState' object has no attribute '{name}'; write {words}",
-            lambda: None,
+            lambda: jb.train_step(NET, loss, SGD),
         )
         for name, words in {"apply_gradients": "ts, loss = step(ts, x, y)", "apply_fn": "net.apply(ts.params"}.items()
     },

@@ -905,7 +905,9 @@ def test_the_suggested_rate_is_not_that_of_noise_or_of_a_rebound():
         losses = of_rate + np.random.default_rng(seed).normal(size=100) * 0.1
         smoothed = [np.average(losses[: k + 1], weights=0.9 ** np.arange(k, -1, -1)) for k in range(100)]
         assert 0.05 < RangeTest(rates, losses, np.array(smoothed)).suggestion < 0.2
-    assert RangeTest(rates[:2], of_rate[:2], of_rate[:2]).suggestion in rates[:2]
+    for losses, best in ([10.0, 1, 2, 3, 4], 1), ([10.0, 10, 10, 10, 1], 3), ([3.0, 1], 1):  # short runs
+        few = np.geomspace(1e-4, 1, len(losses))
+        assert RangeTest(few, np.array(losses), np.array(losses)).suggestion == few[best]
 
 
 def test_norms_of_gradients_and_updates_are_in_the_logs(tmp_path):

@@ -127,6 +127,6 @@ def _forward_over_forward(f, x, v):
 def _has_loops(f: Callable, x: PyTree) -> bool:
     try:
         program = jax.make_jaxpr(f)(x)
-    except jax.errors.ConcretizationTypeError:  # f reads numbers of x, which an eager call has
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # f reads numbers of x, which an eager call has
         return False
     return any(equation.primitive.name in ("scan", "while") for equation, _, _ in equations(program))

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.foreign_arrays import reject_foreign
+from jaxblocks.checks.layer_inputs import reject_holder
 from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.selection import paths
 from jaxblocks.training.checkpoint.shards import is_sharded
@@ -51,8 +52,7 @@ def sharding_of(like):
 def check_tree(tree) -> None:
     """Raise unless a tree has leaves with values."""
     leaves = jax.tree.leaves(tree)
-    fitted = type(tree).__name__ == "Fitted"
-    require(not fitted, "a tree of arrays", tree, "pass fitted.ts to continue, or fitted.params", error=TypeError)
+    reject_holder("tree", tree)
     require(leaves, "a tree with at least one array", f"an empty {type(tree).__name__}", "pass the training state")
     reject_traced(leaves)
     reject_foreign("tree", tree)

@@ -40,10 +40,7 @@ def count_rows(arrays, what: str = "data", *, least: int = 1) -> int:
     for name, a in named.items():
         if not hasattr(a, "shape") or not a.shape:
             expected = f"{what}{name} to have one row per example"
-            repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with jnp.asarray"
-            first = int(name[1 : name.find("]")]) if type(arrays) is tuple else None
-            if first is not None and isinstance(arrays[first], list) and not hasattr(a, "shape"):  # of numbers
-                expected, a, repair = f"{what}[{first}] to be an array", [], f"write np.asarray({what}[{first}])"
+            repair = "pass a[:1] for one example" if hasattr(a, "shape") else "convert lists with np.asarray"
             require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:

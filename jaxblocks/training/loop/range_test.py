@@ -48,9 +48,9 @@ class RangeTest:
         losses: the objective before each step, ``(steps,)``.
         smoothed: the moving average of the losses, ``(steps,)``.
 
-    >>> losses = np.array([2.0, 1.0, 3.0])
-    >>> RangeTest(np.array([0.1, 1.0, 10.0]), losses, losses)
-    RangeTest(3 rates from 0.1 to 10, the loss falls fastest at 1)
+    >>> losses = np.array([2.0, 1.9, 1.5, 0.9, 0.8, 3.0])
+    >>> RangeTest(np.geomspace(1e-3, 100, 6), losses, losses)
+    RangeTest(6 rates from 0.001 to 100, the loss falls fastest at 0.1)
     """
 
     rates: np.ndarray
@@ -59,13 +59,13 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """The rate in the middle of the decade in which the loss falls fastest.
+        """The rate in the middle of the decade in which the loss falls fastest, by a line fitted to its losses.
 
-        To each decade of rates (at least five steps) a line of the losses over the logarithm of the rate is fitted, up
-        to the least smoothed loss: what falls later rose before.
+        A decade of rates has at least three steps, and at most a quarter of them. Those after the least smoothed loss
+        do not count: what falls later rose before.
         """
         logs = np.log10(self.rates)
-        window = min(len(logs), max(5, 1 + round(1 / (logs[1] - logs[0]))))
+        window = min(len(logs), max(3, min(len(logs) // 4, 1 + round(1 / (logs[1] - logs[0])))))
         end = max(window, 1 + int(np.argmin(self.smoothed)))
         logs, losses = (np.lib.stride_tricks.sliding_window_view(x[:end], window) for x in (logs, self.losses))
         centered = logs - logs.mean(1, keepdims=True)

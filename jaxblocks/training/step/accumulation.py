@@ -137,10 +137,10 @@ def _check_rows(n: int, x, y) -> int:
     return of_x[0][0]
 
 
-def check_loss_value(value, opt_state, n: int, y) -> None:
+def check_loss_value(value, opt_state, n: int) -> None:
     """Raise for a loss without a gradient, or whose parts do not give the gradient of the whole batch.
 
-    There are ``n`` parts of the batch, whose targets are ``y``. The optimizer may average gradients of batches, too.
+    There are ``n`` parts. The optimizer may average gradients of batches, too.
     """
     values = value[0] if isinstance(value, tuple) else value
     floating = jnp.issubdtype(jnp.result_type(values), jnp.floating)
@@ -148,10 +148,7 @@ def check_loss_value(value, opt_state, n: int, y) -> None:
     require(floating, "the loss to be floating-point", values, repair, error=TypeError)
     is_number = not isinstance(value, tuple) and jnp.ndim(value) == 0
     expected = f"a loss of one number per example for accumulate={n}, or a pair (values, weights)"
-    repair = "return the values without their mean or sum"
-    targets = jax.tree.leaves(y)
-    if [jnp.ndim(one) for one in targets] == [1] and jnp.issubdtype(jnp.result_type(targets[0]), jnp.inexact):
-        repair += ", or give outputs and y an axis of features, which mse and mae average: [..., None] on both"
+    repair = "return the values without their mean or sum; mse and mae average the last axis, so write y[..., None]"
     require(n == 1 or not is_number, expected, "a single number, which does not tell the weights of the parts", repair)
     averages = parts_of(opt_state, optax.MultiStepsState)
     expected = "a loss without weights for optax.MultiSteps, which averages batches whatever their weights"

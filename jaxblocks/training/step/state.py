@@ -68,9 +68,12 @@ class TrainState(NamedTuple):
     if not TYPE_CHECKING:  # a type checker reports such names itself
 
         def __getattr__(self, name):
-            repair = "; write ts, loss = step(ts, x, y) with the step of train_step" * (name == "apply_gradients")
-            repair = repair or "; write net.apply(ts.params, x)" * (name == "apply_fn")
-            raise AttributeError(f"'TrainState' object has no attribute {name!r}{repair}", name=name, obj=self)
+            repairs = {
+                "apply_gradients": "; write ts, loss = step(ts, x, y) with the step of train_step",
+                "apply_fn": "; write net.apply(ts.params, x)",
+            }
+            words = f"'TrainState' object has no attribute {name!r}{repairs.get(name, '')}"
+            raise AttributeError(words, name=name, obj=self)
 
     def __repr__(self):
         # A summary, since the repr of all arrays is pages long, and a donated array cannot be printed.

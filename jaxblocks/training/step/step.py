@@ -205,7 +205,7 @@ def train_step(
             repair = "make it with init_train_state(..., mesh=mesh), and shard the batch by batch_sharding(mesh)"
             require(_has_explicit_axes(ts.step), "a ts on the mesh of the batch", ts, repair)
         x, y = augmented(augment, ts, x, y)  # once, so that a line search evaluates the same ones
-        check = lambda own: check_loss_value(own, ts.opt_state, accumulate, y)
+        check = lambda own: check_loss_value(own, ts.opt_state, accumulate)
         if accumulate == 1:
             objective = training_objective(net, loss, penalty, compute_dtype)(ts, x, y, side)
             checked = lambda params: objective(params, lambda own: (check(own), check_weights(own, params)))

@@ -196,11 +196,16 @@ def test_while_loops_by_two_forward_modes():
 
 
 def test_python_reads_the_point_of_an_eager_call():
-    """Functions with an `if` on a number of x, which `jax.grad` differentiates outside of `jax.jit`."""
-    f = lambda x: jnp.sum(x**3) if x[0] > 0 else jnp.sum(x**2)
+    """Functions that read numbers of x, which `jax.grad` differentiates outside of `jax.jit`."""
     x, v = jnp.array([1.0, 2.0]), jnp.array([3.0, -1.0])
-    for found in hvp(f, x, v), hessian(f, x) @ v, hessian_diagonal(f, x) * v, hessian_operator(f, x)(v):
-        np.testing.assert_allclose(found, 6 * x * v, rtol=1e-6)
+    for f in (
+        lambda x: jnp.sum(x**3) if x[0] > 0 else jnp.sum(x**2),
+        lambda x: jnp.sum(x[x > 0] ** 3),
+        lambda x: [2.0, 1.0][jnp.argmax(x)] * jnp.sum(x**3),
+        lambda x: jnp.sum(x**3) * float(np.asarray(x > 0).all()),
+    ):
+        for found in hvp(f, x, v), hessian(f, x) @ v, hessian_diagonal(f, x) * v, hessian_operator(f, x)(v):
+            np.testing.assert_allclose(found, 6 * x * v, rtol=1e-6)
 
 
 def test_models_with_while_loops_are_named():

@@ -122,7 +122,7 @@ def test_numpy_and_jax_arrays_agree_and_pytrees_keep_their_structure():
         ((np.zeros((0, 2)),), 1, ValueError, "at least one row in data, got none"),
         ((np.zeros(3), np.zeros(2)), 1, ValueError, "the same number of rows"),
         ([np.zeros(9)] * 9 + [np.zeros(2)], 1, ValueError, r"got data\[0\] .*\(9,\), data\[9\] .*\(2,\), and others;"),
-        ((np.zeros(3), [1, 2, 3]), 1, TypeError, r"data\[1\] to be an array, got a list"),
+        ((np.zeros(3), [1, 2, 3]), 1, TypeError, r"data\[1\]\[0\] to have one row per example, got 1; convert"),
         ((jnp.zeros(()),), 1, TypeError, r"data\[0\] to have one row per example, got float32 \(\)"),
     ],
 )
