@@ -16,6 +16,7 @@ from public import PUBLIC_MODULES
 
 from jaxblocks import BatchNorm, Dense, ad, diffusion, interop, text, theory, training
 from jaxblocks.ad.curvature.structures import Eigenbasis
+from jaxblocks.layers import layer_norm
 
 DRAWN = np.random.default_rng(0)
 W, V = (jnp.asarray(DRAWN.normal(size=size), jnp.float32) for size in ((4, 3), (2, 4)))
@@ -67,6 +68,21 @@ FUNCTIONS = {
     "fisher_operator": lambda x: ad.fisher_operator(key(), lambda x: net(x)[None], x)(x),
     "laplacian": lambda x: ad.laplacian(lambda x: net(x) * jnp.sin(x[0]), x, chunk_size=2),
     "value_grad_laplacian": lambda x: ad.value_grad_laplacian(f, x),
+    "laplacian of rules and indices": lambda x: (
+        ad.laplacian(lambda x: jnp.sum(layer_norm(x) ** 3) * x[(jnp.argmax(x) + jnp.arange(2)) % 3], x),
+        ad.biharmonic(f, x),
+    ),
+    "directions that do not depend on x": lambda x: (
+        ad.hvp(f, x, W[0]),
+        hessian_at(x)(W[0]),
+        ad.gauss_newton_product(net, lambda y: jnp.sum(y**4), x, W[0]),
+        ad.fisher_operator(key(), lambda x: net(x)[None], x)(W[0]),
+        ad.directional_curvature(f, x, W[0]),
+        ad.directional_derivatives(net, x, W[0], order=2),
+        ad.forward_gradient(key(), lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=2)[0].sum(), x),
+        ad.estimate_laplacian(key(), f, x, samples=2),
+        ad.estimate_biharmonic(key(), f, x, samples=2),
+    ),
     "estimate_trace": lambda x: ad.estimate_trace(key(), hessian_at(x), x, samples=4).value,
     "lanczos": lambda x: ad.lanczos(key(), hessian_at(x), x, steps=2).diagonal,
     "per_example_gradients": lambda x: ad.per_example_gradients(loss, x, BATCH),

@@ -38,7 +38,6 @@ from jaxblocks.backend.varying import as_structs
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.names import nearest
-from jaxblocks.core.shapes import as_shapes
 
 __all__ = [
     "fisher_operator",
@@ -79,7 +78,7 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian (doi:10.1162/neco.1994.6.1.147).
     """
     f, x = scalar_valued(f), as_point(x)
-    like = as_shapes(x)
+    like = as_structs(x)
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linearize_gradient(f, x))
 
 
@@ -120,7 +119,7 @@ def gauss_newton_operator(
     outputs, push = _linearize("model", model, x)
     _check_floating_outputs(outputs)
     middle = linearize(jax.grad(loss), outputs)[1]
-    like = as_shapes(x)
+    like = as_structs(x)
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), Partial(_sandwich, push, middle, _zeros(x)))
 
 
@@ -193,7 +192,7 @@ def fisher_operator(
     # Targets are data for the derivative: the gradient of the log-likelihood is taken at fixed y.
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
-    like, linear = as_shapes(x), _mean_of_outer_products(x, values, Partial(_both, push, onward))
+    like, linear = as_structs(x), _mean_of_outer_products(x, values, Partial(_both, push, onward))
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
 

@@ -20,6 +20,7 @@ from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar
 from jaxblocks.ad.programs.linearization import with_forward_mode
 from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.backend.precision import widen
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 
@@ -62,7 +63,7 @@ def forward_gradient(
     x, flat, unravel = _raveled(x)
     f = scalar_valued(f)
     of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
-    signs = jax.random.rademacher(key, (samples, flat.size), flat.dtype)
+    signs = varying_like(jax.random.rademacher(key, (samples, flat.size), flat.dtype), flat)
     slopes = jax.vmap(lambda v: jax.jvp(of_vector, (flat,), (v,))[1])(signs)
     return unravel((dot(widen(slopes), widen(signs)) / samples).astype(flat.dtype))
 
@@ -159,4 +160,4 @@ def _mean(f, flat, unravel, vectors, order):
     """The mean derivative of an order along some directions."""
     f = array_valued(f)
     along = lambda v: directional_derivatives(lambda x: f(unravel(x)), flat, v, order=order)[-1]
-    return jnp.mean(jax.vmap(along)(vectors), axis=0)
+    return jnp.mean(jax.vmap(along)(varying_like(vectors, flat)), axis=0)

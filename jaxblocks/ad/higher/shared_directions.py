@@ -36,6 +36,7 @@ from jaxblocks.ad.programs.dependence import (
     over_axes,
 )
 from jaxblocks.ad.programs.jaxprs import Step, dtype_of, inputs_of, interpret, piece, shape_of
+from jaxblocks.backend.varying import as_structs
 
 __all__ = ["Alignment", "SharedDirections", "shared_directions"]
 
@@ -160,8 +161,7 @@ def shared_directions(closed: ClosedJaxpr, sizes: Sequence[int]) -> SharedDirect
 
     rule = lambda step: record(step, _dependences(step, sets))
     custom = {"custom_jvp_call": lambda step: record(step, _of_custom_jvp(step, sets))}
-    with jax.ensure_compile_time_eval():  # indices are concrete even while f is traced
-        interpret(closed, entries, rule, rules=custom, constant=_index)
+    interpret(closed, entries, rule, rules=custom, constant=_index)
     longest = lambda ids: int(sets.lengths[np.unique(ids)].max(initial=0))
     arrays = [(ids.size, longest(ids)) for _, outs in found.values() for ids in outs if ids is not None]
 
@@ -252,15 +252,17 @@ def _index(value) -> Entry:
 
 
 def _dependences(step: Step, sets: Sets) -> list[Entry]:
-    if all(entry.ids is None for entry in step.operands):
+    if step.name in ("pcast", "pvary"):  # they change the type inside of shard_map, not the value
+        return step.operands
+    with jax.ensure_compile_time_eval():  # indices are concrete even while f is traced
+        if any(entry.ids is not None for entry in step.operands):
+            loop = step.name in ("scan", "while", "cond")
+            return anything(step, sets) if loop else dependences(step, sets)
         values = [entry.value for entry in step.operands]
         inexact = any(jnp.issubdtype(dtype_of(v), jnp.inexact) for v in step.equation.outvars)
         if inexact or step.equation.effects or any(value is None for value in values):
             return [Entry() for _ in step.equation.outvars]
         return [_index(value) for value in step.evaluate(values)]
-    if step.name in ("scan", "while", "cond"):
-        return anything(step, sets)
-    return dependences(step, sets)
 
 
 def _of_custom_jvp(step: Step, sets: Sets) -> list[Entry]:
@@ -282,7 +284,7 @@ def _of_custom_jvp(step: Step, sets: Sets) -> list[Entry]:
 
         return jax.jvp(p, [xs[i] for i in moving], ts)[1]
 
-    shapes = [jax.ShapeDtypeStruct(shape_of(v), dtype_of(v)) for v in variables]
+    shapes = as_structs([v.aval for v in variables])
     traced = jax.make_jaxpr(slope)(shapes, [shapes[i] for i in moving])
     entries = [*(known[v] for v in variables), *(known[variables[i]] for i in moving)]
     slopes = interpret(traced, entries, functools.partial(_dependences, sets=sets), constant=_index)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import PyTree
 
+from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.signatures import arguments_of, takes
@@ -203,7 +204,9 @@ jax.tree.map(jnp.ones_like, x).
     # Equal paths in other containers, such as a list instead of a tuple.
     if structure != other:
         require(False, f"v in the containers of x, {structure}", str(other), repair)
-    return x, v
+    # A tangent has the type of its value; inside of shard_map one of the two may be equal on all devices.
+    varied = lambda x, v: x if isinstance(x, jax.ShapeDtypeStruct) else varying_like(x, v)
+    return jax.tree.map(varied, x, v), jax.tree.map(varying_like, v, x)
 
 
 def floating_like(like: PyTree, name: str = "like") -> PyTree:
