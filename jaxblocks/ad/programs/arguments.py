@@ -204,9 +204,8 @@ jax.tree.map(jnp.ones_like, x).
     # Equal paths in other containers, such as a list instead of a tuple.
     if structure != other:
         require(False, f"v in the containers of x, {structure}", str(other), repair)
-    # A tangent has the type of its value; inside of shard_map one of the two may be equal on all devices.
-    varied = lambda x, v: x if isinstance(x, jax.ShapeDtypeStruct) else varying_like(x, v)
-    return jax.tree.map(varied, x, v), jax.tree.map(varying_like, v, x)
+    # A tangent has the type of its value; inside of shard_map a direction may be equal on all devices.
+    return x, jax.tree.map(varying_like, v, x)
 
 
 def floating_like(like: PyTree, name: str = "like") -> PyTree:
