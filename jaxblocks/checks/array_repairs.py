@@ -14,9 +14,9 @@ from jaxblocks.checks.errors import public_name
 from jaxblocks.checks.foreign_arrays import as_numpy
 from jaxblocks.checks.layer_inputs import is_shape
 
-_CONFUSION = "write precision_recall_f1(confusion_matrix(predictions, targets, classes))"
-
 __all__ = ["of_dtype", "of_leading_axes", "of_rank", "of_size", "of_value"]
+
+_CONFUSION = "write precision_recall_f1(confusion_matrix(predictions, targets, classes))"
 
 
 def of_value(name: str, x: Any) -> str:

@@ -8,6 +8,7 @@ import operator
 import pathlib
 import pydoc
 import re
+import tempfile
 import warnings
 from unittest.mock import Mock
 
@@ -1039,12 +1040,14 @@ REPAIRS = {
             "generate": (
                 lambda fitted: text.generate(NET, fitted, LABELS[None], steps=1),
                 "pass fitted.params",
-                lambda: jb.count_params(FITTED.params),
+                lambda: text.generate(
+                    jb.as_layer(lambda x: jb.one_hot(x, 3)), (), LABELS[None], steps=1, temperature=0
+                ),
             ),
             "a checkpoint": (
                 lambda fitted: jb.save_checkpoint("runs", fitted),
                 "pass fitted.params",
-                lambda: jb.count_params(FITTED.params),
+                lambda: jb.save_checkpoint(tempfile.mkdtemp(), FITTED.params),
             ),
         }.items()
     },

@@ -25,6 +25,7 @@ from jaxtyping import Array
 
 from jaxblocks.ad.programs.coloring import color_columns, number_of_colors
 from jaxblocks.ad.programs.dependence import (
+    RETYPES,
     RULES,
     SINGLE,
     Entry,
@@ -252,7 +253,7 @@ def _index(value) -> Entry:
 
 
 def _dependences(step: Step, sets: Sets) -> list[Entry]:
-    if step.name in ("pcast", "pvary"):  # they change the type inside of shard_map, not the value
+    if step.name in RETYPES:
         return step.operands
     with jax.ensure_compile_time_eval():  # indices are concrete even while f is traced
         if any(entry.ids is not None for entry in step.operands):

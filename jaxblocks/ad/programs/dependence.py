@@ -24,6 +24,7 @@ from jaxblocks.ad.programs.jaxprs import Step, as_closed, dtype_of, interpret, s
 __all__ = [
     "EMPTY",
     "MOVES",
+    "RETYPES",
     "RULES",
     "SINGLE",
     "Entry",
@@ -123,6 +124,8 @@ class Sets:
 
 # ---- the interpretation -----------------------------------------------------------------------
 
+RETYPES = ("pcast", "pvary")  # primitives that change the type inside of shard_map, not the value
+
 
 class Entry(NamedTuple):
     """The dependences and the value of an array.
@@ -153,7 +156,7 @@ def ids_of(entry: Entry, shape: Sequence[int]) -> np.ndarray:
 
 
 def _rule(step: Step, sets: Sets) -> list[Entry]:
-    if step.name in ("pcast", "pvary"):  # they change the type inside of shard_map, not the value
+    if step.name in RETYPES:
         return step.operands
     if all(entry.ids is None for entry in step.operands):
         return _evaluate(step)

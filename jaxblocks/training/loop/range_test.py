@@ -61,8 +61,8 @@ class RangeTest:
     def suggestion(self) -> float:
         """The rate in the middle of the decade in which the loss falls fastest, by a line fitted to its losses.
 
-        A decade of rates has at least three steps, and at most a quarter of them. Those after the least smoothed loss
-        do not count: what falls later rose before.
+        Where a decade has more than a quarter of all steps, that quarter takes its place; at least three steps are
+        fitted. Steps after the least smoothed loss do not count: what falls later rose before.
         """
         logs = np.log10(self.rates)
         window = min(len(logs), max(3, min(len(logs) // 4, 1 + round(1 / (logs[1] - logs[0])))))

@@ -149,6 +149,7 @@ def check_loss_value(value, opt_state, n: int) -> None:
     is_number = not isinstance(value, tuple) and jnp.ndim(value) == 0
     expected = f"a loss of one number per example for accumulate={n}, or a pair (values, weights)"
     repair = "return the values without their mean or sum; mse and mae average the last axis, so write y[..., None]"
+    repair += " and outputs of this shape"
     require(n == 1 or not is_number, expected, "a single number, which does not tell the weights of the parts", repair)
     averages = parts_of(opt_state, optax.MultiStepsState)
     expected = "a loss without weights for optax.MultiSteps, which averages batches whatever their weights"
