@@ -1,5 +1,6 @@
 """What users bring from elsewhere: arrays, layers as functions, names, files; each error says what to write."""
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -1171,6 +1172,12 @@ def test_repairs(what):
 
 
 # ---- names ------------------------------------------------------------------------------------
+
+
+def test_trees_of_users_may_have_the_names_of_ours():
+    fitted = collections.namedtuple("Fitted", "slope")(jnp.array(2.0))
+    [found] = jb.hvp(lambda tree: tree.slope**3, fitted, fitted)
+    assert float(found) == 24 and jb.count_params(fitted) == 1
 
 
 def test_every_public_name_is_found_from_the_top_level():

@@ -896,11 +896,9 @@ def test_the_range_test_is_descent_with_growing_rates(sentences):
 
 
 def test_the_suggested_rate_is_not_that_of_noise_or_of_a_rebound():
-    """Losses fall by 2 around a rate of 0.1 and explode from 2 on; the noise of a batch has a deviation of 0.1."""
+    """Losses fall by 2 around a rate of 0.1 and explode around 1.5; the noise of a batch has a deviation of 0.1."""
     rates = np.geomspace(1e-6, 10, 100)
-    of_rate = (
-        2.4 - 2 / (1 + (0.1 / rates) ** 2) + np.where(rates > 2, 8 * np.exp(-((np.log(rates) - 1.4) ** 2) / 0.1), 0)
-    )
+    of_rate = 2.4 - 2 / (1 + (0.1 / rates) ** 2) + 8 * np.exp(-(np.log(rates / 1.5) ** 2) / 0.3)
     for seed in range(20):
         losses = of_rate + np.random.default_rng(seed).normal(size=100) * 0.1
         smoothed = [np.average(losses[: k + 1], weights=0.9 ** np.arange(k, -1, -1)) for k in range(100)]

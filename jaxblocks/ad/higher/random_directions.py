@@ -160,4 +160,4 @@ def _mean(f, flat, unravel, vectors, order):
     """The mean derivative of an order along some directions."""
     f = array_valued(f)
     along = lambda v: directional_derivatives(lambda x: f(unravel(x)), flat, v, order=order)[-1]
-    return jnp.mean(jax.vmap(along)(varying_like(vectors, flat)), axis=0)
+    return jnp.mean(jax.vmap(along)(vectors), axis=0)
