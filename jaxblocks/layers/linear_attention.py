@@ -5,9 +5,9 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.quotients import divide, vanishes
 from jaxblocks.backend.sliding_windows import in_chunks
@@ -74,9 +74,8 @@ def linear_attention(
     if valid is not None:  # also before the feature map, so that padding has no gradient
         k, v = jnp.where(valid, k, 0.0), jnp.where(valid, v, 0.0)
     q, k = _phi(q), _phi(k)
-    # Relative to the largest feature of each query (constant for derivatives), so that no product overflows.
-    largest = lax.stop_gradient(jnp.max(q, -1, keepdims=True, initial=0))
-    q = q / jnp.where(vanishes(largest), 1.0, largest)
+    # In a unit of the largest feature of each query, so that no product overflows.
+    q = divided(q, unit_of(jnp.max(q, -1, keepdims=True, initial=0)))
     if valid is not None:
         k = jnp.where(valid, k, 0.0)
     if k.shape[-3] != heads:  # (*batch, heads, time, features), each head of keys repeated for its group

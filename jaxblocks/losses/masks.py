@@ -6,6 +6,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Real
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.quotients import divide, vanishes
 from jaxblocks.checks.errors import require
@@ -47,12 +48,11 @@ def weighted_mean(
     """
     # At least float32, in which sums of many losses keep their digits.
     dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
-    weights = weights.astype(dtype)
+    weights = weights.astype(jnp.float64 if weights.dtype == jnp.float64 else dtype)
     message = "finite weights >= 0, got weights from {low} to {high}; give values that do not count the weight 0"
     check_entries(weights, lambda known: (known >= 0) & (known < jnp.inf), message, check=check)
-    # Relative to the largest weight (constant for derivatives), so that no product underflows; a mask stays as it is.
-    largest = jax.lax.stop_gradient(jnp.max(weights, initial=0))
-    weights = weights / jnp.where(vanishes(largest), 1, largest)
+    # In a unit of the largest weight, so that no product or sum leaves the range; a mask stays as it is.
+    weights = divided(weights, unit_of(jnp.max(weights, initial=0))).astype(dtype)
     total = jnp.sum(weights)
     # A weight of 0 removes the value, also where it is NaN or infinite, and its tangent; where all weights are 0 the
     # mean is 0. A finite value stays, since it is in the derivative with respect to its weight.

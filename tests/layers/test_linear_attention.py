@@ -142,6 +142,9 @@ def test_half_precision_extremes_and_fully_masked_queries():
     gradient_of = jax.jit(jax.grad(total))
     for value in (1e4, -1e4, 0.0):
         assert np.isfinite(np.asarray(gradient_of(jnp.full((3, 1, 2), value)))).all()
+    # The mean of the values for a query whose reciprocal is below the normal numbers.
+    means = jax.jit(linear_attention)(jnp.full((1, 1, 2), 2e38), jnp.zeros((2, 1, 2)), jnp.array([[[1.0]], [[3.0]]]))
+    np.testing.assert_allclose(means, [[[2.0]]], rtol=1e-6)
 
 
 def test_errors(sentences):

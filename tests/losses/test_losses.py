@@ -1040,6 +1040,13 @@ def test_weighted_mean():
     total, off = w.sum(), x - np.average(x, weights=w)
     np.testing.assert_allclose(slope, off / total, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(hessian, -np.add.outer(off, off) / total**2, rtol=1e-5, atol=1e-6)
+    # Weights near the ends of the range; 1 / 2e38 is below the normal numbers.
+    for scale in (1.2e-38, 1e38, 3e38):
+        mean, slope = compiled(jax.value_and_grad(weighted_mean))(np.float32([1, 3]), np.float32([scale, scale]))
+        np.testing.assert_allclose([mean, *slope], [2, 0.5, 0.5], rtol=1e-6)
+    with jax.enable_x64(True):
+        for scale in (1e-300, 1e300):  # beyond the range of float32, in which the sums are
+            assert abs(weighted_mean(np.float32([1, 3]), np.float64([scale, 3 * scale])) - 2.5) < 1e-6
     half = np.array([1, 1 + 2**-7], jnp.bfloat16)
     assert run(weighted_mean, half, np.ones(2, jnp.bfloat16)) == 1 + 2**-8  # in float32: bfloat16 has no such number
     assert run(weighted_mean, half, np.ones(2, bool)).dtype == jnp.float32
