@@ -45,7 +45,7 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
     wanted: dict[tuple, list[Site]] = {}
     for site in sites:
         wanted.setdefault(site.path, []).append(site)
-    scalars = {path for site in sites for path, _ in site.scales}
+    scalars = {path: operand for site in sites for path, operand, _ in site.scales}
     inside = {path[:depth] for path in [*wanted, *scalars] for depth in range(1, len(path))}
     zeros = {}
     for path, [site, *_] in wanted.items():
@@ -65,11 +65,11 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
 
 
 class _Wanted(NamedTuple):
-    """Paths of equations: the products of the sites, the equations around them, and those that read a scale."""
+    """Paths of equations: the products of the sites, the equations around them, and those of a scale (its operand)."""
 
     sites: dict[tuple, list[Site]]
     inside: set[tuple]
-    scalars: set[tuple]
+    scalars: dict[tuple, int]
 
 
 class _Recorder:
@@ -86,8 +86,7 @@ class _Recorder:
     def rule(self, step: Step) -> list:
         path, wanted = step.path, self.wanted
         if path in wanted.scalars:
-            pairs = zip(step.equation.invars, step.operands, strict=True)
-            self.scalars[path] = next(value for v, value in pairs if not shape_of(v))
+            self.scalars[path] = step.operands[wanted.scalars[path]]
         if path not in wanted.inside:
             results = step.evaluate()
         elif step.name == "scan":
@@ -118,7 +117,7 @@ class _Recorder:
 def _record(site, operands, scalars):
     # The derivative with respect to the parameter has the scalars between it and the product as factors.
     scale = jnp.ones((), dtype_of(site.equation.outvars[0]))
-    for path, multiplies in site.scales:
+    for path, _, multiplies in site.scales:
         value = jnp.asarray(scalars[path]).astype(scale.dtype)
         scale = scale * value if multiplies else scale / value
     return (operands[1 - site.operand], scale) if site.scales else (operands[1 - site.operand],)

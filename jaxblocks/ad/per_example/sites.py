@@ -60,7 +60,8 @@ class Site:
         parts: where the parameter is sliced, its axes with their limits.
         window: its position in the operand, a start and a length for each axis: it may be concatenated with others.
         orders: of the operand's axes, in the layout of the factors.
-        scales: paths of the scalars that multiply (``True``) or divide the parameter before the product.
+        scales: the scalars that multiply (``True``) or divide the parameter before the product, each as the path of
+            that equation and its operand.
     """
 
     kind: str
@@ -73,7 +74,7 @@ class Site:
     parts: dict[int, tuple[int, int]]
     window: tuple[tuple[int, int], ...]
     orders: tuple[tuple[int, ...], ...]
-    scales: tuple[tuple[tuple[int, ...], bool], ...]
+    scales: tuple[tuple[tuple[int, ...], int, bool], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -243,8 +244,8 @@ class _Reader:
         if name in _MOVES:
             return self.moved(step)
         if _scales(step):
-            scale = (step.path, name == "mul")
-            held = step.operands[0].views or step.operands[1].views
+            left = step.operands[0].views
+            held, scale = left or step.operands[1].views, (step.path, 1 if left else 0, name == "mul")
             return [tuple(view._replace(scales=(*view.scales, scale)) for view in held)]
         if name in _PRODUCTS:
             self.product(step)

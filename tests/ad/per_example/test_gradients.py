@@ -228,6 +228,11 @@ def grouped(w, x):
     return jnp.sum(jnp.sin(out))
 
 
+def scaled_number(w, x):
+    """A parameter without axes, as the scalars by which it is multiplied and divided."""
+    return jnp.sum(jnp.sin(x @ (w * 3 / x[0, 0]).reshape(1, 1)))
+
+
 FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "columns first": (
         lambda w, x: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w.reshape(4, 4, order="F"))),
@@ -253,6 +258,7 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "of complex inputs": (of_complex_inputs, (6, 6), lambda: draw(3, 1, 6), "formed"),
     "two kernels": (two_kernels, (3, 6, 6), lambda: draw(3, 2, 6), None),
     "grouped": (grouped, (4, 3, 2), lambda: draw(3, 6, 7), None),
+    "scaled number": (scaled_number, (), lambda: draw(3, 2, 1), "product"),
 }
 
 
