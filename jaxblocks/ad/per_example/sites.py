@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxtyping import PyTree
 
@@ -326,8 +327,11 @@ def _as_it_is(equation, operand, view):
 
 
 def _converted(equation, operand, view):
-    """The gradient of a real parameter is the real part of one of complex numbers, which has no such factors."""
-    return None if equation.outvars[0].aval.dtype.kind == "c" else [view]
+    """The gradient of a real parameter is the real part of one of complex numbers, which has no such factors.
+
+    Integers have no derivative.
+    """
+    return [view] if jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating) else None
 
 
 def _transposed(equation, operand, view):

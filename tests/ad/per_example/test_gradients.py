@@ -233,6 +233,11 @@ def scaled_number(w, x):
     return jnp.sum(jnp.sin(x @ (w * 3 / x[0, 0]).reshape(1, 1)))
 
 
+def rounded(w, x):
+    """Rows of a table and the same rows as integers, which have no derivative."""
+    return jnp.sum(jnp.sin((8 * w).astype(int)[x] / 8 + w[x]))
+
+
 FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "columns first": (
         lambda w, x: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w.reshape(4, 4, order="F"))),
@@ -258,6 +263,7 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "of complex inputs": (of_complex_inputs, (6, 6), lambda: draw(3, 1, 6), "formed"),
     "two kernels": (two_kernels, (3, 6, 6), lambda: draw(3, 2, 6), None),
     "grouped": (grouped, (4, 3, 2), lambda: draw(3, 6, 7), None),
+    "rounded": (rounded, (9, 4), lambda: ids(3, 5), "formed"),
     "scaled number": (scaled_number, (), lambda: draw(3, 2, 1), "product"),
 }
 
