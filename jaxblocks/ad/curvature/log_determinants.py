@@ -17,7 +17,7 @@ from jaxblocks.ad.curvature.krylov import quadratures, steps_for
 from jaxblocks.ad.curvature.linear_solves import solve
 from jaxblocks.ad.curvature.trace_estimation import TraceEstimate, mean_and_error
 from jaxblocks.ad.vectors.raveled import dot, raveled
-from jaxblocks.backend.varying import inside_shard_map, varying_like
+from jaxblocks.backend.varying import as_structs, inside_shard_map, varying_like
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.values import check_values
 
@@ -74,7 +74,8 @@ def log_determinant(
     if inside_shard_map():  # a jaxpr takes vectors of one type: those vary over the devices over which a product does
         like_v = varying_like(like_v, jax.eval_shape(space.apply, like_v))
     converted, arrays = jax.closure_convert(space.apply, like_v)
-    apply = lambda v, *arrays: converted(varying_like(v, like_v), *arrays)
+    of_v = as_structs(like_v)  # the rule of the derivative keeps no array
+    apply = lambda v, *arrays: converted(varying_like(v, of_v), *arrays)
     fixed = lax.stop_gradient(arrays)
     at_point = space._replace(operator=lambda v: space.to_tree(apply(space.to_vector(v), *fixed)))
     nodes, weights, starts = quadratures(key, at_point, steps, samples, chunk_size)

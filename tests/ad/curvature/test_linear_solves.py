@@ -183,6 +183,12 @@ def test_each_device_solves_its_own_system_with_a_shared_array():
         np.testing.assert_allclose(other, slope, rtol=1e-9)
 
 
+def test_a_log_determinant_keeps_no_traced_array():
+    f = lambda a: log_determinant(jax.random.key(0), lambda v: a * v, jnp.zeros(3), steps=2, samples=2).value
+    with jax.checking_leaks():
+        jax.jit(jax.value_and_grad(f))(np.float32([1, 2, 3]))
+
+
 def test_a_log_determinant_needs_a_positive_definite_operator():
     log_det = lambda shift: log_determinant(
         jax.random.key(0), lambda v: jnp.array([1.0, -1.0]) * v + shift * v, jnp.zeros(2), samples=8
