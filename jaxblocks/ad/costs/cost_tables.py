@@ -172,11 +172,11 @@ def _trace_or_reason(program, *args) -> Traced | str:
     """The traced derivative, which is counted and compiled, or the reason why it does not exist."""
     try:
         return jax.jit(program).trace(*args)
-    except (TypeError, NotImplementedError, ValueError) as error:
+    except Exception as error:
         mode = missing_mode(error)
         if mode is None:
             raise
-        return _REASONS[mode]
+        return _REASONS["solve" if "custom_linear_solve" in str(error) else mode]
 
 
 def _count_or_reason(trace) -> Count | str:
@@ -189,6 +189,7 @@ def _count_or_reason(trace) -> Count | str:
 _REASONS = {
     "forward": "a jax.custom_vjp has no rule for forward mode",
     "reverse": "a loop of unknown length has no reverse mode",
+    "solve": "JAX has no second derivative of a custom_linear_solve in this order",
 }
 
 # All take the weights of the outputs or the direction, and the arguments of f.

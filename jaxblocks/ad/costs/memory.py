@@ -296,7 +296,7 @@ def _bytes_at(make, depth, program, options) -> int | None:
     f, x = made(make, depth, **options)
     try:
         return temporary_bytes(program(f), x, x)
-    except (TypeError, NotImplementedError, ValueError) as error:
+    except Exception as error:
         if missing_mode(error) is None:
             raise
         return None

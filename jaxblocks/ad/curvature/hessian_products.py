@@ -62,8 +62,8 @@ def hvp(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tree) -> Tree:
     try:
         if _has_loops(jax.grad(f), x):  # a loop that carries value and tangent together takes half the memory
             return jax.jvp(with_forward_mode(jax.grad(f), x), (x,), (v,))[1]
-    except (TypeError, ValueError) as error:
-        if missing_mode(error) != "reverse":
+    except Exception as error:
+        if missing_mode(error) is None:
             raise
     return linearize_gradient(f, x)(v)
 
@@ -86,20 +86,28 @@ def directional_curvature(f: Callable[[Tree], Float[Array, ""]], x: Tree, v: Tre
 
 
 def linearize_gradient(f: Callable, x: PyTree) -> Callable:
-    """The Hessian at x as a linear function: the linearized gradient, or forward over forward mode.
+    """The Hessian at x as a linear function: the linearized gradient, or its pullback, or forward over forward mode.
 
-    A while loop has no reverse mode, so that there is no gradient to linearize. Then entry i of a product is the
-    second derivative along the unit vector i and v, one pass of forward mode each.
+    A rule of reverse mode that reads traced values besides its arguments has no forward mode. A while loop has no
+    reverse mode, so that there is no gradient to linearize. Then entry i of a product is the second derivative along
+    the unit vector i and v, one pass of forward mode each.
 
     >>> linearize_gradient(jnp.prod, jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
     Array([-2.,  1.], dtype=float32)
     """
     try:
         return _stored(linearize(jax.grad(f), x)[1])
-    except (TypeError, ValueError) as error:
-        if missing_mode(error) != "reverse":
+    except Exception as error:
+        mode = missing_mode(error)
+        if mode is None:
             raise
+    if mode == "forward":  # the Hessian is symmetric
+        return Partial(_pulled, jax.vjp(jax.grad(f), x)[1])
     return Partial(functools.partial(_forward_over_forward, with_forward_mode(f, x)), x)
+
+
+def _pulled(pull, v):
+    return pull(v)[0]
 
 
 def _stored(linear: Callable) -> Callable:

@@ -3,6 +3,9 @@ r"""Linearization and forward mode where a function may lack a rule for one of t
 A `jax.custom_vjp` (such as `jaxblocks.ad.scan` with snapshots) has a rule for reverse mode only. Its forward
 derivative still exists: the pullback $u ↦ uᵀ J$ is linear in u, so its own pullback is
 $v ↦ Jv$, two backward passes instead of one forward pass.
+
+JAX raises for a second derivative in forward mode of a linear solve whose solver, but not its operator, reads values
+that depend on x, as those of `jax.scipy.sparse.linalg` do. The derivative of a solution does not depend on the solver.
 """
 
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.programs.jaxprs import Step, all_equations, as_closed, bodies_of, interpret, interpret_scan
 from jaxblocks.backend.varying import as_structs
+from jaxblocks.checks.errors import public_name
 
 __all__ = [
     "linearize",
@@ -28,11 +32,17 @@ __all__ = [
 def missing_mode(error: Exception) -> str | None:
     """The mode of differentiation, ``"forward"`` or ``"reverse"``, whose absence an error of JAX reports.
 
+    Forward mode is missing for a `jax.custom_vjp`, a second time for some linear solves (`with_forward_rules`), and for
+    a rule that reads traced values besides its arguments, as that of `jax.experimental.ode.odeint` does; for these two
+    reverse over reverse mode exists.
+
     >>> missing_mode(
     ...     TypeError("can't apply forward-mode autodiff (jvp) to a custom_vjp function.")
     ... )
     'forward'
     """
+    if _reads_others(error):
+        return "forward"
     if isinstance(error, TypeError | NotImplementedError) and any(name in str(error) for name in _REVERSE_ONLY):
         return "forward"
     if isinstance(error, ValueError) and "Reverse-mode differentiation" in str(error):
@@ -40,7 +50,12 @@ def missing_mode(error: Exception) -> str | None:
     return "reverse" if isinstance(error, TypeError) and str(error) == _NESTED_LOOP else None
 
 
-_REVERSE_ONLY = ("custom_vjp", "custom_lin")
+def _reads_others(error: Exception) -> bool:
+    """Whether JAX reports a rule that reads traced values besides its arguments, by an error without a public name."""
+    return type(error).__name__ == "CustomVJPException"
+
+
+_REVERSE_ONLY = ("custom_vjp", "'custom_lin'", "custom_linear_solve")
 
 # JAX raises this where it linearizes a while loop within a jvp: it has lost the names of the arguments of the loop.
 _NESTED_LOOP = "unsupported operand type(s) for +: 'NoneType' and 'tuple'"
@@ -61,7 +76,7 @@ def linearize(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree
         tangents = jax.make_jaxpr(push)(as_structs(x))
         if not any(equation.primitive.name == "custom_lin" for equation in all_equations(tangents.eqns)):
             return y, push
-    except (TypeError, NotImplementedError) as error:
+    except Exception as error:
         if missing_mode(error) != "forward":
             raise
     return jax.linearize(with_forward_mode(f, x), x)
@@ -91,21 +106,22 @@ def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
 def with_forward_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, where a `jax.custom_jvp` with the pullback of the pullback replaces each `jax.custom_vjp`.
 
-    A program without a `jax.custom_vjp` is returned as it is.
+    Solvers of linear systems have no tangents. A program without either is returned as it is.
     """
-    if not _has_custom_vjp(closed):
+    if not _has_rules(closed):
         return closed
     run = lambda *inputs: interpret(closed, inputs, Step.evaluate, rules=_FORWARD_RULES, opens=_is_extended)
     return jax.make_jaxpr(run)(*as_structs([v.aval for v in closed.jaxpr.invars]))
 
 
-def _has_custom_vjp(closed: Any) -> bool:
-    return any(equation.primitive.name == "custom_vjp_call" for equation in all_equations(as_closed(closed).eqns))
+def _has_rules(closed: Any) -> bool:
+    own = ("custom_vjp_call", "custom_linear_solve")
+    return any(equation.primitive.name in own for equation in all_equations(as_closed(closed).eqns))
 
 
 def _is_extended(step: Step) -> bool:
     """Whether an equation with a body needs the rules; a ``custom_jvp`` has its own."""
-    return step.name != "custom_jvp_call" and any(map(_has_custom_vjp, bodies_of(step.equation)))
+    return step.name != "custom_jvp_call" and any(map(_has_rules, bodies_of(step.equation)))
 
 
 def _linearize_by_pullbacks(f: Callable, x: PyTree) -> Callable[[PyTree], PyTree]:
@@ -141,7 +157,16 @@ def _custom_vjp(step: Step) -> list:
             return _linearize_by_pullbacks(p, xs)(ts)
 
         xs, ts = ([each[i] for i in moving] for each in (operands, tangents))
-        return call(*operands), with_forward_mode(along, xs, ts)(xs, ts)  # the rule may call another custom_vjp
+        try:
+            return call(*operands), with_forward_mode(along, xs, ts)(xs, ts)  # the rule may call another custom_vjp
+        except Exception as error:
+            if not _reads_others(error):
+                raise
+            raise TypeError(
+                f"{public_name()} expected a custom_vjp whose rule reads its arguments alone, which forward mode "
+                "needs, got one that reads other values that depend on x; differentiate it in reverse mode only: "
+                "jaxblocks.hvp, jaxblocks.hessian, or jax.grad of jax.grad."
+            ) from error
 
     found = iter(call(*step.operands))
     if all(kinds):
@@ -149,6 +174,16 @@ def _custom_vjp(step: Step) -> list:
     # The other outputs have no derivatives. Their operands get no tangents, which a custom_vjp cannot take.
     fixed = [lax.stop_gradient(x) if floating(x) else x for x in step.operands]
     return [next(found) if kind else y for y, kind in zip(step.evaluate(fixed), kinds, strict=True)]
+
+
+def _linear_solve(step: Step) -> list:
+    """The solve without tangents of what its solvers read; the operands are those of its functions, then b."""
+    lengths = step.params["const_lengths"]
+    reads = [name in ("solve", "transpose_solve") for name in lengths._fields for _ in range(getattr(lengths, name))]
+    reads += [False] * (len(step.operands) - len(reads))
+    fixed = [lax.stop_gradient(x) if read else x for x, read in zip(step.operands, reads, strict=True)]
+    # Not by `step.evaluate`, where an operand that operator and solver read has one value.
+    return step.equation.primitive.bind(*fixed, **step.params)
 
 
 def _scan(step: Step) -> list:
@@ -175,6 +210,7 @@ def _where_extended(rule: Callable[[Step], list]) -> Callable[[Step], list]:
 
 _FORWARD_RULES = {
     "custom_vjp_call": _custom_vjp,
+    "custom_linear_solve": _linear_solve,
     "scan": _where_extended(_scan),
     "while": _where_extended(_while),
     "cond": _where_extended(_cond),
