@@ -55,8 +55,7 @@ def axes_or_new(ax=None, **options):
 def show_bytes(axis) -> None:
     """Let an axis have a logarithmic scale of base 2 with ticks such as 64 KiB.
 
-    >>> import pytest
-    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> ax = axes_or_new()
     >>> show_bytes(ax.xaxis)
     >>> ax.xaxis.get_major_formatter()(3 * 2.0**20)
     '3 MiB'

@@ -24,10 +24,8 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
         ax: axes, or ``None`` for new ones.
         names: of the columns of nodes, below them.
 
-    >>> import pytest
-    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
     >>> params = MLP(5, 1).init(jax.random.key(0), jnp.zeros(2))
-    >>> axes = network(params, ax)
+    >>> axes = network(params)
     >>> sum(len(part.get_segments()) for part in axes.collections[:2])  # 2 * 5 + 5
     15
     """
@@ -94,9 +92,7 @@ def diagram(
         texts: by name, the text in the box, by default the name.
         shade: by name, an integer: boxes of one kind have one shade.
 
-    >>> import pytest
-    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    >>> axes = diagram({"x": (0, 0), "f": (1, 0)}, [("x", "f", "then")], ax)
+    >>> axes = diagram({"x": (0, 0), "f": (1, 0)}, [("x", "f", "then")])
     >>> [text.get_text() for text in axes.texts]
     ['x', 'f', '', 'then']
     """
@@ -139,8 +135,6 @@ def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4) -> list:
         pictures: by name, an image (height, width, channels) or the path of one.
         columns: pictures in a row.
 
-    >>> import pytest
-    >>> matplotlib = pytest.importorskip("matplotlib")
     >>> axes = contact_sheet({"black": np.zeros((2, 3, 3)), "white": np.ones((2, 3, 3))})
     >>> [ax.get_title() for ax in axes]
     ['black', 'white']

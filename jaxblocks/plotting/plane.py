@@ -24,9 +24,7 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
         ax: axes, or ``None`` for new ones.
         names: of the classes.
 
-    >>> import pytest
-    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    >>> axes = points([[0, 0], [0, 1], [1, 0]], [0, 1, 1], ax, names=["zero", "one"])
+    >>> axes = points([[0, 0], [0, 1], [1, 0]], [0, 1, 1], names=["zero", "one"])
     >>> [(part.get_label(), len(part.get_offsets())) for part in axes.collections]
     [('zero', 1), ('one', 2)]
     """
@@ -65,9 +63,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
         samples: along each axis. Smaller details are not resolved; for a net of rectifiers,
             ``theory.regions(...).plot(level=0)`` is exact.
 
-    >>> import pytest
-    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    >>> axes = boundary(lambda x: x[:, 0] - x[:, 1], ((0, 1), (0, 1)), ax, samples=5)
+    >>> axes = boundary(lambda x: x[:, 0] - x[:, 1], ((0, 1), (0, 1)), samples=5)
     >>> axes.images[0].get_array()[0]  # at the lowest y: class 1 where x > y
     masked_array(data=[0, 1, 1, 1, 1],
                  mask=False,
@@ -111,10 +107,8 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
             the paths.
         samples: of the grid along each axis.
 
-    >>> import pytest
-    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
     >>> axes = trajectories(
-    ...     lambda x: (x**2).sum(1), {"down": [[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]}, ax
+    ...     lambda x: (x**2).sum(1), {"down": [[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]}
     ... )
     >>> axes.lines[0].get_xdata()
     array([1.  , 0.5 , 0.25])
@@ -166,13 +160,7 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
         ax: axes with ``projection="3d"``, or ``None`` for new ones.
         samples: along each axis.
 
-    >>> import pytest
-    >>> figure = pytest.importorskip("matplotlib.figure").Figure()
-    >>> axes = surface(
-    ...     lambda x: x[:, 0] * x[:, 1],
-    ...     ((-1, 1), (-2, 2)),
-    ...     figure.add_subplot(projection="3d"),
-    ... )
+    >>> axes = surface(lambda x: x[:, 0] * x[:, 1], ((-1, 1), (-2, 2)))
     >>> [float(edge) for edge in (*axes.get_xlim(), *axes.get_ylim())]
     [-1.0, 1.0, -2.0, 2.0]
     """

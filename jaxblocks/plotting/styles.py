@@ -10,8 +10,7 @@ __all__ = ["legend", "look", "style"]
 def style() -> Any:
     """A context in which all plots have the style of this module: ``with style(): ...``.
 
-    >>> import pytest
-    >>> matplotlib = pytest.importorskip("matplotlib")
+    >>> import matplotlib
     >>> with style():
     ...     matplotlib.rcParams["image.cmap"]
     'cividis'

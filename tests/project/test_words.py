@@ -40,11 +40,14 @@ def _doctests():
 @pytest.mark.parametrize("example", list(_doctests()))
 def test_examples_of_docstrings_run(example):
     """The examples of docstrings run in the default configuration, those of plots where Matplotlib is installed."""
-    if example.name.rpartition(".")[2].startswith("plot"):
+    draws = example.name.rpartition(".")[2].startswith("plot") or ".plotting." in example.name
+    if draws:
         pytest.importorskip("matplotlib").use("agg")
     printed: list[str] = []
     with jax.numpy_dtype_promotion("standard"):
         failed = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
+    if draws:
+        pytest.importorskip("matplotlib.pyplot").close("all")
     assert failed.failed == 0, "".join(printed)
 
 

@@ -149,9 +149,6 @@ class MemoryCurve:
     def plot(self, ax: Any = None) -> Any:
         """Draw a line for each row, bytes over depth on logarithmic axes; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = MemoryCurve((10, 100), {"jvp": (64, 64), "gradient": (1000, 10000)}).plot()
         >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
         ('temporary memory', ['jvp', 'gradient'])

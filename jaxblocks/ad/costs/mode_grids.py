@@ -75,9 +75,6 @@ class ModeGrid:
         Blue is forward mode, vermilion reverse mode, and white where both cost the same. The line is the diagonal, as
         many outputs as inputs.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = ModeGrid(
         ...     (1, 8), (1, 8), {"forward": ((2, 9), (2, 9)), "reverse": ((2, 2), (9, 9))}
         ... ).plot()

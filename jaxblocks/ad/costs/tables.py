@@ -117,9 +117,6 @@ class CostTable:
         A line through the end of a bar of time spans the quartiles of the rounds. The scale is logarithmic where a row
         costs more than 30 times the function.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = CostTable({"function": CostRow("function", Count(additions=3), 1.0)}).plot()
         >>> axes.get_xlabel()
         'cost / cost of the function'
@@ -147,9 +144,6 @@ class CostTable:
         One point for each row but the function, with its name; a line joins those that no other one improves in both.
         Rows whose bytes are zero or not known are left out.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> rows = [
         ...     CostRow("function", Count(additions=10), 1.0, temporary_bytes=0),
         ...     CostRow("gradient", Count(additions=30), 3.0, temporary_bytes=800),

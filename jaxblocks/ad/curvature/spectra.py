@@ -156,9 +156,6 @@ class SpectralDensity:
     def plot(self, ax: Any = None, *, width: Any = None, points: int = 400) -> Any:
         """Draw the smoothed density on a logarithmic axis, which shows single large eigenvalues; returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> SpectralDensity(
         ...     jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8
         ... ).plot().get_xlabel()

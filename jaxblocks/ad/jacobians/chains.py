@@ -160,9 +160,6 @@ class ChainOrder:
 
         The inner dimensions are fixed. A dot marks this chain, a dotted line the crossover.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> axes = optimal_order((784, 128, 64, 10)).plot()
         >>> [line.get_label() for line in axes.lines][:3]
         ['forward', 'reverse', 'best']

@@ -157,9 +157,6 @@ class SparsityPattern:
     def plot(self, ax=None):
         """The entries as squares in the colors of their columns (or rows); returns the axes.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> SparsityPattern([0, 1], [0, 1], (2, 2)).plot().get_xlabel()
         'numbers of x'
         """

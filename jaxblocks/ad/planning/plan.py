@@ -149,9 +149,6 @@ not cheaper.
         pushed forward or rows are pulled back, a cross where two matrices are multiplied. Gray lines lead from a
         result to the step that uses it.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
         >>> axes = jacobian_plan(jnp.sum, jnp.ones(3)).plot()

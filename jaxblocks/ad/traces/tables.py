@@ -143,9 +143,6 @@ class TraceTable:
                 ``len(table.primal) + len(table.adjoint)``; all by default. One picture for each step
                 shows both passes as dynamic programming: no value is computed twice.
 
-        >>> import pytest
-        >>> matplotlib = pytest.importorskip("matplotlib")
-        >>> matplotlib.use("agg")
         >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.traces import trace_table
         >>> axes = trace_table(lambda x: jnp.sin(x) * x, 2.0).plot()
