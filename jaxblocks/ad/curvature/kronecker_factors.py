@@ -117,7 +117,7 @@ def plan_blocks(reading: sites.Reading, leaves: Sequence[Any], max_size: int) ->
 
 def _layout(own, shape) -> Layout | None:
     """The layout that all sites of a parameter have; ``None`` if there is no such layout."""
-    if not own or own[0].axes is None or any(site.parts or sites.fit(own[0], site) != "alike" for site in own):
+    if not own or own[0].axes is None or any(site.view.parts or sites.fit(own[0], site) != "alike" for site in own):
         return None
     groups = math.prod(axis[1] for axis in own[0].axes[0] if isinstance(axis, tuple))
     first, c, n = ([axis for axis in axes if isinstance(axis, int) and axis >= 0] for axes in own[0].axes)
@@ -152,12 +152,9 @@ class FactorReader(NamedTuple):
             cotangents, gradients = jax.vmap(lambda column: pullback([column]))(columns)
             found = []
             for i, (leaf, block) in enumerate(zip(leaves, self.blocks, strict=True)):
-                dtype, own = wide_dtype(leaf.dtype), []
-                for site in block.sites:
-                    at = functools.partial(factors.at_site, site, records, dtype=dtype)
-                    u, v = jax.vmap(at, out_axes=factors.Factors(None, 0))(cotangents)
-                    own.append(factors.Factors(u, v[:, 0]))
-                if not block.sites:
+                dtype = wide_dtype(leaf.dtype)
+                own = [factors.at_site_of_each(site, records, cotangents, dtype) for site in block.sites]
+                if not own:
                     # A parameter without sites has its whole gradient as v, next to a factor u of 1.
                     gradient = gradients[i].reshape(len(columns), 1, 1, leaf.size)
                     own.append(factors.Factors(jnp.ones((1, 1, 1), dtype), gradient.astype(dtype)))

@@ -19,7 +19,6 @@ default), because linear systems and eigenvalues need it.
 operators take; `jaxblocks.ad.over_minibatches` computes means over a whole data set.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -79,6 +78,7 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
     """
     f, x = scalar_valued(f), as_point(x)
     like = as_structs(x)
+    # An error about v begins with the name of the public function that the lambda is in.
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linearize_gradient(f, x))
 
 
@@ -116,11 +116,9 @@ def gauss_newton_operator(
     approximation for natural gradient descent (arXiv:1905.12558).
     """
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
-    outputs, push = _linearize("model", model, x)
-    _check_floating_outputs(outputs)
-    middle = linearize(jax.grad(loss), outputs)[1]
-    like = as_structs(x)
-    return Partial(lambda linear, v: linear(at_point(like, v)[1]), Partial(_sandwich, push, middle, _zeros(x)))
+    outputs, push = _linearized(model, x)
+    like, product = as_structs(x), _sandwich(push, linearize(jax.grad(loss), outputs)[1], x)
+    return Partial(lambda linear, v: linear(at_point(like, v)[1]), product)
 
 
 @checked
@@ -184,16 +182,22 @@ def fisher_operator(
     axis = _LAST_AXES.get(likelihood) if isinstance(likelihood, str) else None
     sample, log_likelihood = likelihood_functions(likelihood)
     x = as_point(x)
-    outputs, push = _linearize("model", model, x)
-    _check_floating_outputs(outputs)
+    outputs, push = _linearized(model, x)
     if axis is not None and not getattr(outputs, "shape", ()):
         repair = "omit the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
         require(False, f"model to return one array of outputs (..., {axis}), one row per example", outputs, repair)
     # Targets are data for the derivative: the gradient of the log-likelihood is taken at fixed y.
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
-    like, linear = as_structs(x), _mean_of_outer_products(x, values, Partial(_both, push, onward))
-    return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
+    floating = hasattr(values, "dtype") and jnp.issubdtype(values.dtype, jnp.floating)
+    expected = "the log-likelihood to return one floating-point array"
+    require(floating, expected, values, "return one number per example", error=TypeError)
+    number = values.size
+    require(number > 0, "outputs of at least one example", values, "pass outputs with rows")
+    # With J the Jacobian of the N values, whose rows are the gradients, the mean of outer products is J^T J / N.
+    push = Partial(lambda push, onward, v: onward(push(v)), push, onward)
+    like, product = as_structs(x), _sandwich(push, Partial(lambda y: y / number), x)
+    return Partial(lambda linear, v: linear(at_point(like, v)[1]), product)
 
 
 def likelihood_functions(likelihood: Any) -> tuple[Callable, Callable]:
@@ -226,47 +230,25 @@ _LIKELIHOODS = {
 _LAST_AXES = {"categorical": "classes", "gaussian": "features"}
 
 
-def _zeros(x):
-    """Zeros like ``x``, so that the operator does not store ``x`` itself."""
-    return jax.tree.map(jnp.zeros_like, x)
+def _sandwich(push, middle, x) -> Callable:
+    """The function J^T M J of a pushforward J at ``x`` and a function M of its values."""
+
+    def product(push, middle, zeros, v):
+        # J^T is the transpose of the same linear program: f is linearized once, and one set of residuals is stored.
+        return jax.linear_transpose(push, zeros)(middle(push(v)))[0]
+
+    # Zeros like x, so that the operator does not store x itself.
+    return Partial(product, push, middle, jax.tree.map(jnp.zeros_like, x))
 
 
-def _sandwich(push, middle, zeros, v):
-    # J^T is the transpose of the same linear program: f is linearized once, and one set of residuals is stored.
-    (product,) = jax.linear_transpose(push, zeros)(middle(push(v)))
-    return product
-
-
-def _both(first, second, v):
-    return second(first(v))
-
-
-def _mean_of_outer_products(x, values, push):
-    """The mean of outer products of gradients as a function of an unchecked v; ``push`` pushes v to ``values``."""
-    floating = hasattr(values, "dtype") and jnp.issubdtype(values.dtype, jnp.floating)
-    expected = "the log-likelihood to return one floating-point array"
-    require(floating, expected, values, "return one number per example", error=TypeError)
-    require(values.size > 0, "outputs of at least one example", values, "pass outputs with rows")
-    # With J the Jacobian of the N values, whose rows are the gradients, the mean of outer products is J^T J / N.
-    middle = Partial(functools.partial(_divided, values.size))
-    return Partial(_sandwich, push, middle, _zeros(x))
-
-
-def _divided(number, y):
-    return y / number
-
-
-def _linearize(name, f, x):
-    """The value and the pushforward of f, which must have a transpose."""
-    y, push = linearize(f, x)
+def _linearized(model, x):
+    """The outputs of the model, and its pushforward, which must have a transpose."""
+    outputs, push = linearize(model, x)
     loops = has_forward_only_loop(jax.make_jaxpr(push)(as_structs(x)).eqns)
-    expected = f"{name} to be differentiable in reverse mode"
+    expected = "model to be differentiable in reverse mode"
     repair = "use jax.lax.scan, or jax.lax.fori_loop with a fixed number of steps"
     require(not loops, expected, "a while loop, which has forward mode only", repair, error=TypeError)
-    return y, push
-
-
-def _check_floating_outputs(outputs):
     for leaf in jax.tree.leaves(outputs):
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         require(floating, "model to return floating-point outputs", leaf, "return logits or means", error=TypeError)
+    return outputs, push

@@ -6,6 +6,7 @@ r"""Gradients of one example as factors u and v at the sites of each parameter, 
 and inner products of gradients follow from them (`inner`), without the gradients themselves (`product`).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from jaxblocks.ad.programs.jaxprs import Step, dtype_of, interpret, interpret_sc
 from jaxblocks.backend.sliding_windows import slices_of_entries
 from jaxblocks.backend.varying import varying_like
 
-__all__ = ["Factors", "at_site", "inner", "inner_and_bound", "product", "pullback_at"]
+__all__ = ["Factors", "at_site", "at_site_of_each", "inner", "inner_and_bound", "product", "pullback_at"]
 
 
 class Factors(NamedTuple):
@@ -45,13 +46,13 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
     wanted: dict[tuple, list[Site]] = {}
     for site in sites:
         wanted.setdefault(site.path, []).append(site)
-    scalars = {path: operand for site in sites for path, operand, _ in site.scales}
+    scalars = {path: operand for site in sites for path, operand, _ in site.view.scales}
     inside = {path[:depth] for path in [*wanted, *scalars] for depth in range(1, len(path))}
     zeros = {}
     for path, [site, *_] in wanted.items():
-        out = site.equation.outvars[0]
+        out, lengths = site.equation.outvars[0], [length for length, _ in site.view.loops]
         # The cotangent of a zero that is added to the product is the factor v.
-        zeros[path] = varying_like(jnp.zeros((*site.lengths, *shape_of(out)), dtype_of(out)), out.aval)
+        zeros[path] = varying_like(jnp.zeros((*lengths, *shape_of(out)), dtype_of(out)), out.aval)
     # Leaves with sites are constants of this program: their gradients follow from the factors.
     others = {i: leaf for i, leaf in enumerate(leaves) if i not in by_sites}
 
@@ -96,7 +97,8 @@ class _Recorder:
         if path in wanted.sites:
             results = [results[0] + self.zeros[path]]
             self.records[path] = {
-                (site.operand, site.scales): _record(site, step.operands, self.scalars) for site in wanted.sites[path]
+                (site.operand, site.view.scales): _record(site, step.operands, self.scalars)
+                for site in wanted.sites[path]
             }
         return results
 
@@ -117,15 +119,15 @@ class _Recorder:
 def _record(site, operands, scalars):
     # The derivative with respect to the parameter has the scalars between it and the product as factors.
     scale = jnp.ones((), dtype_of(site.equation.outvars[0]))
-    for path, _, multiplies in site.scales:
+    for path, _, multiplies in site.view.scales:
         value = jnp.asarray(scalars[path]).astype(scale.dtype)
         scale = scale * value if multiplies else scale / value
-    return (operands[1 - site.operand], scale) if site.scales else (operands[1 - site.operand],)
+    return (operands[1 - site.operand], scale) if site.view.scales else (operands[1 - site.operand],)
 
 
 def at_site(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
     """The factors, in one dtype, of one example's gradient at a site, from its record and the cotangent there."""
-    other, *scale = records[site.path][site.operand, site.scales]
+    other, *scale = records[site.path][site.operand, site.view.scales]
     v = cotangents[site.path]
     layout = {"dense": _dense_factors, "convolution": _convolution_factors, "rows": _rows_factors}[site.kind]
 
@@ -135,18 +137,25 @@ def at_site(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
             v = v * factor
         return u if site.kind == "rows" else u.astype(dtype), v.astype(dtype)
 
-    for _ in site.lengths:
+    for _ in site.view.loops:
         # Each enclosing scan stacks its iterations on a leading axis.
         one = jax.vmap(one)
     u, v = one(other, scale, v)  # (*loops, b, p, c), (*loops, b, p, n)
     return Factors(_gather_loops(site, u), _gather_loops(site, v)[None])
 
 
+def at_site_of_each(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
+    """The same for several cotangents of one example: u is that of all, and v has them as its axis e."""
+    of_one = functools.partial(at_site, site, records, dtype=dtype)
+    u, v = jax.vmap(of_one, out_axes=Factors(None, 0))(cotangents)  # v (e, 1, b, p, n)
+    return Factors(u, v[:, 0])
+
+
 def _gather_loops(site, x):
     """Move the axes of loops with separate weights to b, those of loops with shared weights to p."""
-    depth, shape = len(site.lengths), x.shape
-    own = [i for i, stacked in enumerate(site.stacked) if stacked]
-    shared = [i for i, stacked in enumerate(site.stacked) if not stacked]
+    depth, shape = len(site.view.loops), x.shape
+    own = [i for i, (_, stacked) in enumerate(site.view.loops) if stacked]
+    shared = [i for i in range(depth) if i not in own]
     x = x.transpose(*own, depth, *shared, *range(depth + 1, x.ndim))
     b, p = math.prod(shape[i] for i in [*own, depth]), math.prod(shape[i] for i in [*shared, depth + 1])
     return x.reshape(b, p, *shape[depth + 2 :])
@@ -163,7 +172,7 @@ def _dense_factors(site, other, v):
     own_free = [axis for axis in range(len(shape)) if axis not in b + c]
     sizes = [math.prod(shape[axis] for axis in axes) for axes in (b, c, n)]
     # The window of the parameter, in an operand that is concatenated from several arrays.
-    for axis, (start, length) in enumerate(site.window):
+    for axis, (start, length) in enumerate(site.view.window):
         whole = shape_of(site.equation.invars[here])[axis]
         if length == whole:
             continue

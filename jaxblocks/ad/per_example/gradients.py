@@ -267,11 +267,9 @@ def _norm_of_sum(own, records, cotangents, dtype):
     parts: dict = {}
     for site in own:
         # Sites of one slice of the parameter are added, in the layout of the first; other slices are orthogonal.
-        first, _ = parts.setdefault(tuple(sorted(site.parts.items())), (site, []))
+        first, gradients = parts.setdefault(tuple(sorted(site.view.parts.items())), (site, []))
         gradient = factors.product(site, factors.at_site(site, records, cotangents, dtype))
-        parts[tuple(sorted(site.parts.items()))][1].append(
-            jnp.swapaxes(gradient, -1, -2) if sites.fit(first, site) == "swapped" else gradient
-        )
+        gradients.append(jnp.swapaxes(gradient, -1, -2) if sites.fit(first, site) == "swapped" else gradient)
     sums = [functools.reduce(jnp.add, gradients) for _, gradients in parts.values()]
     return norm(jnp.stack([norm(each) for each in sums]))
 

@@ -15,7 +15,6 @@ added to the product. `read` finds these products in a jaxpr, loops included.
     e    outputs over which an inner product sums
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -46,8 +45,30 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Site:
+class View(NamedTuple):
+    """A parameter, or a part of it, in a variable: moved, cast, scaled, or concatenated with others.
+
+    Attributes:
+        leaf: the index of the parameter.
+        axes: the parameter's axes in the variable, -1 for an inserted one; ``None`` after a reshape that mixes them.
+        window: its position in the variable, a start and a length for each axis.
+        parts: where the parameter is sliced, its axes with their limits.
+        taken: the axes that enclosing scans have sliced.
+        loops: of the enclosing scans, the length, and whether each iteration has its own weights.
+        scales: the scalars that multiply (``True``) or divide the parameter, each as the path of that equation and its
+            operand.
+    """
+
+    leaf: int
+    axes: tuple[int, ...] | None
+    window: tuple[tuple[int, int], ...]
+    parts: dict[int, tuple[int, int]]
+    taken: tuple[int, ...] = ()
+    loops: tuple[tuple[int, bool], ...] = ()
+    scales: tuple[tuple[tuple[int, ...], int, bool], ...] = ()
+
+
+class Site(NamedTuple):
     """One product in which a parameter is used.
 
     Attributes:
@@ -55,38 +76,29 @@ class Site:
         path: the indices of the enclosing equations and of its equation, outermost first.
         equation: the product.
         operand: the index of the operand that is the parameter.
-        lengths, stacked: of the enclosing scans, the lengths, and whether each iteration has its own weights.
+        view: the parameter in this operand.
         axes: the parameter's axes in b, in u and in v, by which `fit` compares two sites of one parameter; ``None``
-            after a reshape that mixes them.
-        parts: where the parameter is sliced, its axes with their limits.
-        window: its position in the operand, a start and a length for each axis: it may be concatenated with others.
+            where they are not known.
         orders: of the operand's axes, in the layout of the factors.
-        scales: the scalars that multiply (``True``) or divide the parameter before the product, each as the path of
-            that equation and its operand.
     """
 
     kind: str
     path: tuple[int, ...]
     equation: JaxprEqn
     operand: int
-    lengths: tuple[int, ...]
-    stacked: tuple[bool, ...]
+    view: View
     axes: tuple[tuple, tuple, tuple] | None
-    parts: dict[int, tuple[int, int]]
-    window: tuple[tuple[int, int], ...]
-    orders: tuple[tuple[int, ...], ...]
-    scales: tuple[tuple[tuple[int, ...], int, bool], ...]
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the parameter in the operand."""
-        return tuple(length for _, length in self.window)
+        return tuple(length for _, length in self.view.window)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """The lengths of b, p, c and n for one example."""
-        b = math.prod(n for n, own in zip(self.lengths, self.stacked, strict=True) if own)
-        p = math.prod(n for n, own in zip(self.lengths, self.stacked, strict=True) if not own)
+        b, p = (math.prod(n for n, own in self.view.loops if own == stacked) for stacked in (True, False))
         shape, out = self.shape, shape_of(self.equation.outvars[0])
         if self.kind == "dense":
             batch, left, right = (math.prod(shape[axis] for axis in order) for order in self.orders)
@@ -135,19 +147,6 @@ def of_one_example(batch: PyTree) -> PyTree:
     return jax.tree.map(one, batch)
 
 
-class _View(NamedTuple):
-    """A parameter, or a part of it, in a variable: moved, cast, scaled, or concatenated with others."""
-
-    leaf: int
-    axes: tuple | None
-    window: tuple  # its position in the variable
-    parts: dict
-    taken: tuple = ()
-    lengths: tuple[int, ...] = ()
-    stacked: tuple[bool, ...] = ()
-    scales: tuple = ()
-
-
 def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     """Find where ``f(params, *example)`` uses each leaf of ``params``; shapes suffice for the example.
 
@@ -166,7 +165,7 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     reader = _Reader(len(named))
     uses = [_Use() for _ in closed_jaxpr.jaxpr.invars]
     for i, (_, leaf) in enumerate(named):
-        uses[i] = _Use((_View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),), True)
+        uses[i] = _Use((View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),), True)
     reader.exclude(reader.run(closed_jaxpr, uses), "it is an output")
     sites, reasons = reader.sites, reader.reasons
     for i, own in enumerate(sites):
@@ -191,11 +190,12 @@ def fit(one: Site, other: Site) -> str | None:
     """
     if one is other:
         return "alike"
-    for axis, (start, stop) in one.parts.items():
+    parts = other.view.parts
+    for axis, (start, stop) in one.view.parts.items():
         # Disjoint slices of one parameter have orthogonal gradients.
-        if axis in other.parts and (other.parts[axis][0] >= stop or start >= other.parts[axis][1]):
+        if axis in parts and (parts[axis][0] >= stop or start >= parts[axis][1]):
             return "apart"
-    if one.axes is None or other.axes is None or one.parts != other.parts or one.axes[0] != other.axes[0]:
+    if one.axes is None or other.axes is None or one.view.parts != parts or one.axes[0] != other.axes[0]:
         return None
     if one.axes[1:] == other.axes[1:]:
         return "alike"
@@ -214,7 +214,7 @@ class _Use(NamedTuple):
         active: whether it depends on a parameter.
     """
 
-    views: tuple[_View, ...] = ()
+    views: tuple[View, ...] = ()
     active: bool = False
 
 
@@ -239,7 +239,7 @@ class _Reader:
         views = self.views(step) if any(use.views for use in step.operands) else None
         return [_Use(own, active) for own in views or [()] * len(step.equation.outvars)]
 
-    def views(self, step: Step) -> list[tuple[_View, ...]] | None:
+    def views(self, step: Step) -> list[tuple[View, ...]] | None:
         """The parameters that each result contains; ``None`` if no result contains any."""
         name, body = step.name, body_of_call(step.equation)
         if name in _MOVES:
@@ -259,8 +259,8 @@ class _Reader:
             self.exclude(step.operands, reason)
         return None
 
-    def moved(self, step: Step) -> list[tuple[_View, ...]]:
-        found: list[tuple[_View, ...]] = [()] * len(step.equation.outvars)
+    def moved(self, step: Step) -> list[tuple[View, ...]]:
+        found: list[tuple[View, ...]] = [()] * len(step.equation.outvars)
         for operand, use in enumerate(step.operands):
             for view in use.views:
                 moved = _MOVES[step.name](step.equation, operand, view)
@@ -288,10 +288,11 @@ class _Reader:
             self.reasons.setdefault(view.leaf, "it is scaled outside of a scan")
         # The body may change a carry, so that later iterations read another value.
         self.exclude(carries, "a scan carries it")
-        inner = [
-            _Use(tuple(_in_loop(view, length) for view in use.views if not view.scales), use.active)
-            for use in constants
-        ]
+        shared, own = (length, False), (length, True)  # the weights of all iterations, or of each
+        inner = []
+        for use in constants:
+            views = [view._replace(loops=(*view.loops, shared)) for view in use.views if not view.scales]
+            inner.append(_Use(tuple(views), use.active))
         inner += [_Use((), True) for _ in carries]
         for use in slices:
             views = []
@@ -299,21 +300,12 @@ class _Reader:
                 if view.axes is None or view.window[0] != (0, length):
                     self.reasons.setdefault(view.leaf, "a scan slices it after it was reshaped")
                 elif not view.scales:
-                    views.append(_in_loop(view, length, sliced=True))
+                    first, *axes = view.axes
+                    moved = view._replace(axes=tuple(axes), window=view.window[1:], taken=(*view.taken, first))
+                    views.append(moved._replace(loops=(*view.loops, own)))
             inner.append(_Use(tuple(views), use.active))
         outputs = step.interpret(as_closed(step.params["jaxpr"]), inner)
         self.exclude(outputs, "a scan returns it")
-
-
-def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:
-    """The same parameter inside a scan, or a slice of it."""
-    return view._replace(
-        axes=view.axes[1:] if sliced and view.axes is not None else view.axes,
-        window=view.window[1:] if sliced else view.window,
-        taken=(*view.taken, view.axes[0]) if sliced and view.axes is not None else view.taken,
-        lengths=(*view.lengths, length),
-        stacked=(*view.stacked, sliced),
-    )
 
 
 # A parameter in these is as small as its uses: factors of its gradient would save nothing.
@@ -348,7 +340,6 @@ def _reshaped(equation, operand, view):
         return None
     axes = None
     if view.axes is not None and [n for n in before if n != 1] == [n for n in after if n != 1]:
-        # -1 marks an inserted axis, which no axis of the parameter corresponds to.
         left = iter([axis for axis, n in zip(view.axes, before, strict=True) if n != 1])
         axes = tuple(-1 if n == 1 else next(left) for n in after)
     return [view._replace(axes=axes, window=_whole(after))]
@@ -435,15 +426,9 @@ def _dense(equation, operand, view, path) -> Site | None:
     axes = None
     if view.axes is not None:  # in the order of the parameter's axes, so that two sites can be compared
         orders = [tuple(sorted(order, key=view.axes.__getitem__)) for order in orders]
-        first, *rest = (tuple(view.axes[axis] for axis in order) for order in orders)
-        axes = ((*view.taken, *first), *rest)
-    return _site("dense", path, equation, operand, view, axes, tuple(orders))
-
-
-def _site(kind, path, equation, operand, view, axes, orders=()) -> Site:
-    return Site(
-        kind, path, equation, operand, view.lengths, view.stacked, axes, view.parts, view.window, orders, view.scales
-    )
+        first, u, v = (tuple(view.axes[axis] for axis in order) for order in orders)
+        axes = ((*view.taken, *first), u, v)
+    return Site("dense", path, equation, operand, view, axes, tuple(orders))
 
 
 def _convolution(equation, operand, view, path) -> Site | None:
@@ -456,7 +441,7 @@ def _convolution(equation, operand, view, path) -> Site | None:
     if view.axes is not None:
         groups = ("groups", equation.params["feature_group_count"])
         axes = ((*view.taken, groups), tuple(view.axes[a] for a in spec[1:]), (view.axes[spec[0]],))
-    return _site("convolution", path, equation, operand, view, axes)
+    return Site("convolution", path, equation, operand, view, axes)
 
 
 def _rows(equation, operand, view, path) -> Site | None:
@@ -476,7 +461,7 @@ def _rows(equation, operand, view, path) -> Site | None:
         rest = tuple(view.axes[a] for a in range(len(shape)) if a != axis)
         # `fit` compares rows entry by entry, so their axes must be in the order of the parameter.
         axes = (view.taken, (view.axes[axis],), rest) if rest == tuple(sorted(rest)) else None
-    return _site("rows", path, equation, operand, view, axes)
+    return Site("rows", path, equation, operand, view, axes)
 
 
 _PRODUCTS = {"dot_general": _dense, "conv_general_dilated": _convolution, "gather": _rows}

@@ -40,7 +40,6 @@ __all__ = ["KernelPlan", "ntk", "ntk_plan"]
 # a loop.
 _WEIGHTS = {"contraction": 1.0, "structured": 1.5, "products": 3.0}
 Method: TypeAlias = Literal["auto", "contraction", "products", "structured"]
-_METHODS = ("contraction", "products", "structured")
 # The maximal size of the intermediate results of a block of rows.
 _BLOCK = 2**22
 
@@ -90,11 +89,11 @@ def ntk(
     Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel (arXiv:1806.07572); Novak, Sohl-Dickstein &
     Schoenholz 2022, Fast finite width neural tangent kernel (the three methods; arXiv:2206.08720).
     """
-    params, plan = _planned(f, params, x1, x2, method, trace)
+    params, plan, programs = _planned(f, params, x1, x2, method, trace)
     if plan.method == "structured":
-        kernel = _structured_or_products(f, trace, params, x1, x2)
+        kernel = _structured_or_products(programs, params, x1, x2)
     else:
-        kernel = _program(f, plan.method, trace)(params, x1, x2)
+        kernel = programs[plan.method](params, x1, x2)
     return jnp.asarray(kernel).astype(jnp.result_type(*jax.tree.leaves(params)))
 
 
@@ -177,6 +176,7 @@ class KernelPlan:
 
 
 def _planned(f, params, x1, x2, method, trace, always=False):
+    """The params as arrays, the plan, and by method the kernel as a function of (params, x1, x2)."""
     params = varying_like(floating_params(params), x1, x2)  # else JAX sums the gradients over the devices
     n1 = batch_length(x1=x1)
     n2 = n1 if x2 is None else batch_length(x2=x2)
@@ -190,23 +190,25 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     repair = "return the outputs of one example as one array"
     require(floating, "f to return one floating-point array", value, repair, error=TypeError)
     leaves: tuple[LeafPlan, ...] = ()
-    structured = False
+    programs: dict[str, Callable] = {
+        "contraction": functools.partial(_contraction, once, trace),
+        "products": functools.partial(_products, once, trace),
+    }
     if method in ("auto", "structured") or always:
         reading = sites.read(once, params, one)
         leaves = tuple(_plan_leaf(reading, i, n1, n2, value.size, trace) for i in range(len(reading.names)))
-        structured = any(reading.sites)
-        if method == "structured" and not structured:
+        if any(reading.sites):
+            programs["structured"] = functools.partial(_structured, reading, leaves, value, trace)
+        elif method == "structured":
             got = f"params{reading.names[0]}, where {reading.reasons[0]}"
             require(False, "a parameter that is used in products only", got, 'use method="auto"')
     operations: dict[str, int] = {}
     if method == "auto" or always:
         shapes = as_structs((params, x1, x2))
-        for name in _METHODS:
-            if name != "structured" or structured:
-                operations[name] = count_flops(_program(once, name, trace), *shapes).flops
+        operations = {name: count_flops(program, *shapes).flops for name, program in programs.items()}
     if method == "auto":
         method = min(operations, key=lambda name: _WEIGHTS[name] * operations[name])
-    return params, KernelPlan(method, operations, leaves)
+    return params, KernelPlan(method, operations, leaves), programs
 
 
 def _check_alike(one, other):
@@ -225,11 +227,6 @@ def _check_alike(one, other):
             f"{describe(second)} at x2{path}",
             "only the lengths of the first axes may differ",
         )
-
-
-def _program(f, method, trace):
-    """The kernel as a function of (params, x1, x2)."""
-    return functools.partial({"contraction": _contraction, "products": _products}.get(method, _structured), f, trace)
 
 
 def _plan_leaf(reading, leaf, n1, n2, outputs, trace) -> LeafPlan:
@@ -311,18 +308,18 @@ def _products(f, trace, params, x1, x2):
     return _shaped(kernel, value.shape, trace)
 
 
-def _structured_or_products(f, trace, params, x1, x2):
+def _structured_or_products(programs, params, x1, x2):
     """The structured method, or that of products where the gradient of an example is a small difference of its terms.
 
     The error of pairs of positions is that of the sum of their terms without signs. Products add the terms of each
     gradient first, and have no intermediate results larger than those of the structured method.
     """
     inexact = []
-    kernel: Any = _structured(f, trace, params, x1, x2, inexact)
+    kernel: Any = programs["structured"](params, x1, x2, inexact)
     if not inexact:
         return kernel
     accurate = functools.reduce(jnp.logical_and, map(jnp.all, inexact))
-    return jax.lax.cond(accurate, lambda: kernel, lambda: _products(f, trace, params, x1, x2).astype(kernel.dtype))
+    return jax.lax.cond(accurate, lambda: kernel, lambda: programs["products"](params, x1, x2).astype(kernel.dtype))
 
 
 def _check(reading, plans, gradients, trace, inexact):
@@ -345,12 +342,8 @@ def _check(reading, plans, gradients, trace, inexact):
         inexact.append(bound <= CANCELLATION * square)
 
 
-def _structured(f, trace, params, x1, x2, inexact=None):
-    value = jax.eval_shape(f, params, sites.of_one_example(x1))
-    n1 = jax.tree.leaves(x1)[0].shape[0]
-    n2 = n1 if x2 is None else jax.tree.leaves(x2)[0].shape[0]
-    reading = sites.read(f, params, sites.of_one_example(x1))
-    plans = [_plan_leaf(reading, i, n1, n2, value.size, trace) for i in range(len(reading.names))]
+def _structured(reading, plans, value, trace, params, x1, x2, inexact=None):
+    n1, n2 = (jax.tree.leaves(x)[0].shape[0] for x in (x1, x1 if x2 is None else x2))
     gradients_of = functools.partial(_gradients, reading, plans, jax.tree.leaves(params), value, trace)
     left = gradients_of(x1)
     right = left if x2 is None else gradients_of(x2)
@@ -404,15 +397,11 @@ def _gradients(reading, plans, leaves, value, trace, x):
             if plan.method == "formed":
                 found.append(gradients[i].reshape(value.size, leaf.size).astype(dtype))
                 continue
-            own = []
-            for site in reading.sites[i]:
-                at = functools.partial(factors.at_site, site, records, dtype=dtype)
-                own.append(jax.vmap(at, out_axes=factors.Factors(None, 0))(cotangents))  # v (O, 1, b, p, n)
+            own = [factors.at_site_of_each(site, records, cotangents, dtype) for site in reading.sites[i]]
             if plan.method == "product":
-                v = own[0].v[:, 0]
-                own = factors.product(reading.sites[i][0], factors.Factors(own[0].u, v)).reshape(value.size, leaf.size)
-            elif trace:
-                own = [factors.Factors(u, v[:, 0]) for u, v in own]
+                own = factors.product(reading.sites[i][0], own[0]).reshape(value.size, leaf.size)
+            elif not trace:  # each output has inner products of its own
+                own = [factors.Factors(u, v[:, None]) for u, v in own]
             found.append(own)
         return found
 
