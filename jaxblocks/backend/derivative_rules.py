@@ -26,9 +26,5 @@ def visible_products():
 
 
 def products_are_visible() -> bool:
-    """Whether the code is traced inside of `visible_products`.
-
-    >>> products_are_visible()
-    False
-    """
+    """Whether the code is traced inside of `visible_products`."""
     return _visible.value

@@ -45,9 +45,6 @@ def along_batch(param: Inexact[AnyArray, "..."], x: Inexact[AnyArray, "..."]) ->
 
     Its gradient, a sum over all examples, is float32 where x has half precision: XLA sums in the dtype of the array on
     CPU, and a sum in bfloat16 stays at 256 where ones are added.
-
-    >>> along_batch(jnp.array([1.0, 2.0]), jnp.zeros((3, 2))).shape
-    (3, 2)
     """
     wide = x.dtype if x.dtype.itemsize > 2 else jnp.float32
     param = _cast(param, wide)
@@ -85,9 +82,6 @@ def sharded_by_batch(x: Inexact[AnyArray, "..."]) -> Any:
 
     The mesh is the one in context, of ``jax.set_mesh`` or of a training step, if all its axes are automatic. Where x is
     not traced, or the axis does not divide its first axis, x stays as it is.
-
-    >>> sharded_by_batch(jnp.ones((2, 3))).shape
-    (2, 3)
     """
     mesh = jax.sharding.get_abstract_mesh()
     # Only automatic axes take constraints: explicit ones have shardings in types, manual ones hold parts of arrays.

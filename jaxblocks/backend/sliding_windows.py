@@ -126,9 +126,6 @@ def check_one_axis(name: str, value: float | int | Sequence, x: Shaped[ArrayOrSh
     """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
 
     An integer stands for one spatial axis, unlike in other libraries.
-
-    >>> import jax.numpy as jnp
-    >>> check_one_axis("kernel_size", 3, jnp.zeros((8, 100, 4)))
     """
     # With up to three axes an integer is clear: (batch, time, channels). More may be images, of which the other
     # libraries would mean both axes.
@@ -140,11 +137,7 @@ def check_one_axis(name: str, value: float | int | Sequence, x: Shaped[ArrayOrSh
 
 
 def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
-    """Raise a ``ValueError`` unless ``x`` has this many spatial axes and one of channels.
-
-    >>> import jax.numpy as jnp
-    >>> check_spatial(jnp.zeros((5, 5, 1)), axes=2)
-    """
+    """Raise a ``ValueError`` unless ``x`` has this many spatial axes and one of channels."""
     repair = "add the missing axis, as in x[..., None], or lower the number of spatial axes"
     if len(x.shape) == 2:
         repair += ", and for flat images write x.reshape(len(x), height, width, channels)"
@@ -184,11 +177,7 @@ def spatial_layer(function: Callable, axes: int, **option: Any) -> Layer:
 
 
 def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
-    """Raise a ``ValueError`` unless at least one window fits into each spatial axis of ``x``.
-
-    >>> import jax.numpy as jnp
-    >>> check_fit(slide((5,), (3,)), jnp.zeros((5, 1)))
-    """
+    """Raise a ``ValueError`` unless at least one window fits into each spatial axis of ``x``."""
     axes = len(windows.spans)
     # The spatial axes are those before the channels.
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
@@ -202,12 +191,7 @@ def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
 def check_channels(
     x: Shaped[ArrayOrShape, "..."], kernel: Shaped[ArrayOrShape, "..."], channels: int, features: int, groups: int
 ) -> None:
-    """Raise a ``ValueError`` unless ``x`` has the ``channels`` that a kernel (*kernel_size, in, out) takes in groups.
-
-    >>> import jax.numpy as jnp
-    >>> x, kernel = jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 4))
-    >>> check_channels(x, kernel, channels=1, features=4, groups=1)
-    """
+    """Raise a ``ValueError`` unless ``x`` has the ``channels`` that a kernel (*kernel_size, in, out) takes."""
     axes = kernel.ndim - 2
     expected = "a kernel (*kernel_size, in, out) with one to three integers >= 1 in kernel_size"
     positions = 1 <= axes <= 3 and 0 not in kernel.shape[:-2]
@@ -223,10 +207,7 @@ def check_channels(
 
 
 def check_groups(groups: int, channels: int, features: int) -> None:
-    """Raise a ``ValueError`` unless the groups of a convolution divide its channels in and out.
-
-    >>> check_groups(2, channels=4, features=6)
-    """
+    """Raise a ``ValueError`` unless the groups of a convolution divide its channels in and out."""
     got = f"groups={groups} for {channels} channels in and {features} out"
     repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
     require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
@@ -349,10 +330,7 @@ def name_with_zeros(used: int, computed: int) -> str:
 
 
 def share_of_products(params: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The numbers in the name of such a call; ``None`` for any other equation.
-
-    >>> share_of_products({"name": "f"})
-    """
+    """The numbers in the name of such a call; ``None`` for any other equation."""
     name = str(params.get("name"))
     if not name.startswith(_WITH_ZEROS):
         return None

@@ -57,9 +57,6 @@ def missing_constraints(*pairs: tuple[Size, Size]) -> str:
 
 
 def check_integer(size: Size, x: Any, purpose: str) -> None:
-    """Raise a ``ValueError`` where the size of an axis of ``x`` is symbolic, and ``purpose`` needs its value.
-
-    >>> check_integer(3, jax.ShapeDtypeStruct((3,), float), "a circular padding")
-    """
+    """Raise a ``ValueError`` where the size of an axis of ``x`` is symbolic, and ``purpose`` needs its value."""
     repair = "pass integers for them to jax.export.symbolic_shape"
     require(isinstance(size, int), f"sizes that are integers for {purpose}", x, repair)

@@ -18,11 +18,7 @@ __all__ = ["as_structs", "inside_shard_map", "is_tracing", "replicated", "sharde
 
 
 def inside_shard_map() -> bool:
-    """Whether the code is traced inside of `jax.shard_map`.
-
-    >>> inside_shard_map()
-    False
-    """
+    """Whether the code is traced inside of `jax.shard_map`."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
@@ -54,9 +50,6 @@ def varying_like(tree: PyTree, *likes: PyTree) -> PyTree:
     Args:
         tree: a pytree of arrays.
         likes: pytrees of arrays, of ``jax.ShapeDtypeStruct`` or of types of variables.
-
-    >>> varying_like(jax.numpy.ones(2), jax.numpy.zeros(3))
-    Array([1., 1.], dtype=float32)
     """
     if not inside_shard_map():
         return tree
@@ -78,21 +71,13 @@ def _axes(leaf: Any) -> frozenset:
 
 
 def sharded_like(x: Any, like: Any) -> Any:
-    """An array in the explicit sharding of another one of its shape; the array itself if that has none.
-
-    >>> sharded_like(jax.numpy.ones(2), jax.numpy.zeros(2))
-    Array([1., 1.], dtype=float32)
-    """
+    """An array in the explicit sharding of another one of its shape; the array itself if that has none."""
     sharding = _explicit(like)
     return x if sharding is None else jax.sharding.reshard(x, sharding)
 
 
 def replicated(x: Any) -> Any:
-    """An array without an explicit sharding.
-
-    >>> replicated(jax.numpy.ones(2))
-    Array([1., 1.], dtype=float32)
-    """
+    """An array without an explicit sharding."""
     sharding = _explicit(x)
     return x if sharding is None else jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
 

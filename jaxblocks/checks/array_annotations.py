@@ -83,8 +83,6 @@ def check_complex(sizes: dict) -> None:
 
     The first one has the dtype of the arithmetic, in which imaginary parts would be lost. ``sizes`` is that of
     `check_array`, after all arguments of a call.
-
-    >>> check_complex({})
     """
     (first, one), *rest = sizes.get(_INEXACT, [("", None)])
     for name, x in rest:

@@ -116,17 +116,12 @@ def check_features(name: str, x: Any) -> None:
 
     Of the inputs of ``init`` these are the arrays whose annotation ends with the axis ``in``. Layers without a kernel,
     such as pools and norms, take arrays without features.
-
-    >>> check_features("x", jnp.zeros((4, 1)))
     """
     require(x.shape[-1] != 0, "at least one feature", x, f"pass features on the last axis of {name}")
 
 
 def check_groups_of_heads(q: Float[Array, "... heads head_dim"], k: Float[Array, "... kv_heads head_dim"]) -> None:
-    """Raise a ``ValueError`` unless each head of keys serves the same number of heads of queries.
-
-    >>> check_groups_of_heads(jnp.zeros((5, 4, 2)), jnp.zeros((5, 2, 2)))
-    """
+    """Raise a ``ValueError`` unless each head of keys serves the same number of heads of queries."""
     expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
     got, repair = f"{describe(q)} and {describe(k)}", FROM_TORCH if k.shape[-2] else "give k a head"
     require(k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0, expected, got, repair)
@@ -139,10 +134,7 @@ def _holder(value) -> str:
 
 
 def reject_holder(name: str, value: Any) -> None:
-    """Raise a ``TypeError`` for what `fit` returns where a tree is expected, and for a training state as params.
-
-    >>> reject_holder("params", {"kernel": jnp.zeros(2)})
-    """
+    """Raise a ``TypeError`` for what `fit` returns where a tree is expected, and for a training state as params."""
     holder = _holder(value)
     if holder and (name in ("params", "state") or holder == "fitted"):
         repair = f"pass {holder}.{'state' if name == 'state' else 'params'}"

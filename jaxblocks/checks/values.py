@@ -97,10 +97,7 @@ def has_values(x: Any, axes: int) -> bool:
 
 
 def reject_traced(*trees: Any) -> None:
-    """Raise a ``TypeError`` where an array is traced, for functions that need values.
-
-    >>> reject_traced(jnp.ones(2), (1, {}))
-    """
+    """Raise a ``TypeError`` where an array is traced, for functions that need values."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees)):
         require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
 
@@ -175,8 +172,6 @@ def warn_of_probabilities(logits: Any) -> None:
     """Warn once in each function where known scores are probabilities: at least two rows, each with the sum 1.
 
     Rows of zeros and ones do not count, since they may well be scores.
-
-    >>> warn_of_probabilities(jnp.array([[2.0, 0.5], [-1.0, 3.0]]))
     """
     known, name = checkable(logits, check=False), public_name()
     if name in _WARNED or not isinstance(known, np.ndarray) or known.ndim < 2 or known.size < 4:

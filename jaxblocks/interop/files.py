@@ -115,11 +115,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
 
 
 def tensors_of(source: Any) -> dict[str, Tensor]:
-    """A state dict of PyTorch tensors or of arrays, or the path of a file or folder, as `Tensor` by name.
-
-    >>> tensors_of({"weight": np.zeros((2, 3))})["weight"].shape
-    (2, 3)
-    """
+    """A state dict of PyTorch tensors or of arrays, or the path of a file or folder, as `Tensor` by name."""
     if isinstance(source, (str, Path)):
         return read_tensors(source)
     expected = "a state dict of tensors by name, or the path of a file or folder"

@@ -52,11 +52,7 @@ def temporary_bytes(f: Callable, /, *args: PyTree) -> int | None:
 
 
 def compiled_bytes(program: Any) -> tuple[int | None, int]:
-    """The temporary bytes of a compiled program and those of its outputs; ``None, 0`` where it does not report them.
-
-    >>> compiled_bytes(jax.jit(jnp.sin).lower(jnp.zeros(4)).compile())[1]
-    16
-    """
+    """The temporary bytes of a compiled program and those of its outputs; ``None, 0`` where it does not report them."""
     try:
         analysis = program.memory_analysis()
         return analysis.temp_size_in_bytes, analysis.output_size_in_bytes
@@ -235,11 +231,7 @@ def memory_curve(
 
 
 def increasing_integers(name: str, numbers: Sequence[int], example: tuple[int, ...]) -> tuple[int, ...]:
-    """Increasing integers >= 1; an error for others proposes those among them, or else the ``example``.
-
-    >>> increasing_integers("depths", [1, 4], (16, 64))
-    (1, 4)
-    """
+    """Increasing integers >= 1; an error for others proposes those among them, or else the ``example``."""
     values = list(numbers) if hasattr(numbers, "__iter__") else []
     integers = all(map(is_integer, values))
     increasing = values and integers and values == sorted(set(values)) and values[0] >= 1
@@ -258,10 +250,7 @@ _PROGRAMS: dict[str, Callable] = {
 
 
 def check_takes_checkpoint(make: Callable) -> None:
-    """Raise an error if ``make`` has no parameter ``checkpoint``.
-
-    >>> check_takes_checkpoint(lambda depth, checkpoint=None: (jnp.sum, jnp.ones(depth)))
-    """
+    """Raise an error if ``make`` has no parameter ``checkpoint``."""
     expected = "make to take the keyword checkpoint for each of checkpoints"
     repair = "write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)"
     require(takes(make, 1, "checkpoint"), expected, make, repair, error=TypeError)
@@ -277,12 +266,7 @@ def checkpointed(checkpoint: Any) -> str:
 
 
 def made(make: Callable, depth: int, **options: Any) -> tuple[Callable, PyTree]:
-    """The function and its point that ``make(depth, **options)`` returns, checked.
-
-    >>> f, x = made(lambda depth: (jnp.sum, jnp.ones(depth)), 3)
-    >>> f(x)
-    Array(3., dtype=float32)
-    """
+    """The function and its point that ``make(depth, **options)`` returns, checked."""
     pair = make(depth, **options)
     is_pair = isinstance(pair, tuple) and len(pair) == 2
     require(is_pair, "make(depth) to return a function and its point", pair, "write return f, x", error=TypeError)

@@ -91,9 +91,6 @@ def linearize_gradient(f: Callable, x: PyTree) -> Callable:
     A rule of reverse mode that reads traced values besides its arguments has no forward mode. A while loop has no
     reverse mode, so that there is no gradient to linearize. Then entry i of a product is the second derivative along
     the unit vector i and v, one pass of forward mode each.
-
-    >>> linearize_gradient(jnp.prod, jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
-    Array([-2.,  1.], dtype=float32)
     """
     try:
         return _stored(linearize(jax.grad(f), x)[1])

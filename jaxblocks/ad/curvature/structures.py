@@ -150,10 +150,7 @@ class StructuredCurvature:
 
 
 def check_damping(damping: float | Array) -> None:
-    """Raise a ``ValueError`` for a negative damping.
-
-    >>> check_damping(0.0)
-    """
+    """Raise a ``ValueError`` for a negative damping."""
     message = "damping >= 0, got {damping}; the eigenvalues of the curvature are not negative"
     check_values(damping >= 0, message, damping=damping)
 

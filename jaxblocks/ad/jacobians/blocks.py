@@ -80,11 +80,7 @@ def value_of(v, values):
 
 
 def dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
-    """The product of two matrices over one axis of each, in the wider of their dtypes and at full precision.
-
-    >>> dot(jnp.ones((2, 3)), jnp.ones((2, 3)), 1, 1).shape
-    (2, 2)
-    """
+    """The product of two matrices over one axis of each, in the wider of their dtypes and at full precision."""
     dtype = max(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)  # stages may differ in precision
     axes = (((left_axis,), (right_axis,)), ((), ()))
     return lax.dot_general(left.astype(dtype), right.astype(dtype), axes, precision=lax.Precision.HIGHEST)

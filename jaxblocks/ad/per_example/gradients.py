@@ -137,12 +137,7 @@ def per_example_norms(
 
 
 def wide_norms(loss: Callable, params: PyTree, batch: tuple[PyTree, ...], chunk_size: int | None = None) -> Array:
-    """The norms of checked arguments in float32 at least; in half precision they are rounded nowhere else.
-
-    >>> x = jnp.array([[0.1, 0.2]], jnp.bfloat16)
-    >>> wide_norms(jnp.dot, jnp.zeros(2, jnp.bfloat16), (x,)).dtype
-    dtype('float32')
-    """
+    """The norms of checked arguments in float32 at least; in half precision they are rounded nowhere else."""
     found = _norms_of_leaves(loss, params, batch, False, chunk_size)
     # Squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
     dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
@@ -395,11 +390,7 @@ def _pairs(one, other) -> int:
 def checked_examples(
     loss: Callable, params: PyTree, batch: tuple[PyTree, ...], *, may_be_empty: bool = False
 ) -> tuple[PyTree, int]:
-    """The parameters as arrays, and the number of examples; an error unless the loss of one example is a scalar.
-
-    >>> checked_examples(jnp.dot, jnp.ones(2), (jnp.ones((3, 2)),))
-    (Array([1., 1.], dtype=float32), 3)
-    """
+    """The parameters as arrays, and the number of examples; an error unless the loss of one example is a scalar."""
     params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     require(count or may_be_empty, "at least one example", "none", "pass a batch with at least one row")

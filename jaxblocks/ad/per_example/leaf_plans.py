@@ -19,9 +19,6 @@ class LeafPlan:
         reason: the reason for this method.
         sites: the products in which the leaf is used, as in ``"dense (1, 5, 3, 4)"``: the sizes of b, p, c, n.
         operations: predicted multiplications besides the backward pass, for one example (or a pair of them).
-
-    >>> LeafPlan("['bias']", "formed", "add uses it", (), 4).method
-    'formed'
     """
 
     name: str

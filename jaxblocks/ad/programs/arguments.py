@@ -150,11 +150,7 @@ def fits(y: Any, point: Any = None) -> bool:
 
 
 def as_point(x: PyTree) -> PyTree:
-    """Convert a point to a pytree of arrays; the error names a leaf that is not floating-point.
-
-    >>> as_point({"w": 1.5})["w"].dtype
-    dtype('float32')
-    """
+    """Convert a point to a pytree of arrays; the error names a leaf that is not floating-point."""
     return floating_leaves("x", x, "close over it as a constant of f")
 
 
@@ -259,24 +255,12 @@ def _as_array(leaf):
 
 
 def floating_params(params: PyTree) -> PyTree:
-    """Convert parameters to a pytree of arrays; the error names a leaf that is not floating-point.
-
-    >>> from jaxblocks.ad import ntk
-    >>> ntk(jnp.dot, {"kernel": jnp.arange(3)}, jnp.ones((2, 3)))
-    Traceback (most recent call last):
-    ...
-    TypeError: ntk expected params to hold floating-point arrays, got int32 (3,) at params['kernel']; \
-convert it with .astype(jnp.float32), or close over it as a constant of the function.
-    """
+    """Convert parameters to a pytree of arrays; the error names a leaf that is not floating-point."""
     return floating_leaves("params", params, "close over it as a constant of the function")
 
 
 def batch_length(**batches: PyTree) -> int:
-    """The number of examples on the leading axes of batch arguments; an error where they differ.
-
-    >>> batch_length(x1=jnp.ones((3, 2)))
-    3
-    """
+    """The number of examples on the leading axes of batch arguments; an error where they differ."""
     found = {}
     for name, batch in batches.items():
         for path, leaf in tree_leaves_with_path(batch):

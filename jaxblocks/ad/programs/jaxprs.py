@@ -108,47 +108,27 @@ def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], ou
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:
-    """The shape of a variable or literal.
-
-    >>> shape_of(jax.make_jaxpr(jax.numpy.sin)(jax.numpy.ones(3)).jaxpr.invars[0])
-    (3,)
-    """
+    """The shape of a variable or literal."""
     return variable.aval.shape
 
 
 def dtype_of(variable: Any) -> Any:
-    """The dtype of a variable or literal.
-
-    >>> dtype_of(jax.make_jaxpr(jax.numpy.sin)(1.0).jaxpr.invars[0])
-    dtype('float32')
-    """
+    """The dtype of a variable or literal."""
     return variable.aval.dtype
 
 
 def size_of(variable: Any) -> int:
-    """The number of entries of a variable or literal.
-
-    >>> size_of(jax.make_jaxpr(jax.numpy.sin)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
-    6
-    """
+    """The number of entries of a variable or literal."""
     return math.prod(getattr(variable.aval, "shape", ()))
 
 
 def bytes_of(variable: Any) -> int:
-    """The number of bytes of a variable or literal.
-
-    >>> bytes_of(jax.make_jaxpr(jax.numpy.sin)(jax.numpy.ones((2, 3))).jaxpr.invars[0])
-    24
-    """
+    """The number of bytes of a variable or literal."""
     return size_of(variable) * getattr(getattr(variable.aval, "dtype", None), "itemsize", 0)
 
 
 def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
-    """The same jaxpr, closed: some primitives have an open body without constants.
-
-    >>> len(as_closed(jax.make_jaxpr(jax.lax.sin)(1.0).jaxpr).eqns)
-    1
-    """
+    """The same jaxpr, closed: some primitives have an open body without constants."""
     # In this order: since jax 0.12 both names are one class.
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 

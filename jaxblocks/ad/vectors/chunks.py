@@ -111,20 +111,12 @@ def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, 
 
 
 def map_in_chunks(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
-    """The values of ``f`` at each row of ``xs``, stacked: a loop over chunks of ``chunk_size`` rows, each by ``vmap``.
-
-    >>> map_in_chunks(lambda x: 2 * x, jnp.arange(5), 2)
-    Array([0, 2, 4, 6, 8], dtype=int32)
-    """
+    """``f`` at each row of ``xs``, stacked: a loop over chunks of ``chunk_size`` rows, each by ``vmap``."""
     return map_batches(jax.vmap(f), xs, chunk_size)
 
 
 def map_batches(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
-    """The values of ``f``, which takes a batch of rows of ``xs``, joined: a loop over chunks of ``chunk_size`` rows.
-
-    >>> map_batches(lambda x: 2 * x, jnp.arange(5), 2)
-    Array([0, 2, 4, 6, 8], dtype=int32)
-    """
+    """The values of ``f``, which takes a batch of rows of ``xs``, joined: a loop over chunks of ``chunk_size`` rows."""
     together = order_convolutions(f)
     rows = jax.tree.leaves(xs)[0].shape[0]
     # One chunk needs no loop, and outside of loops XLA orders the convolutions itself.
