@@ -13,24 +13,23 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.backend.sliding_windows import Padding, PerAxis, check_one_axis, window_sizes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.lifting import set_spatial_axes
-from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
+from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.conv import PaddingMode, conv
 from jaxblocks.layers.recurrent.gates import (
-    check_carry,
+    cell_of_output,
     check_dtype_of_carry,
     check_forget_bias,
+    lstm_cell,
     lstm_update,
     params_of_gates,
     products_after_reset,
     update_after_reset,
     with_forget_bias,
 )
-from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = ["ConvGRUCell", "ConvLSTMCell", "conv_gru_step", "conv_lstm_step"]
 
@@ -174,38 +173,16 @@ def ConvLSTMCell(
     Source: Shi et al. 2015, arXiv:1506.04214; for the bias of the forget gate as in `LSTMCell`.
     """
     check_forget_bias(forget_bias, use_bias=use_bias)
-    windows = _windows(kernel_size, recurrent_kernel_size)
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
-    draw, check_drawn = params_of_gates(
-        4, features, use_bias, False, kernel_init, recurrent_kernel_init, bias_init, param_dtype, windows=windows
+    inits = kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    draw, check_drawn, shape_of, axes = _parts(
+        4, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits
     )
-    positions = partial(_positions, windows[0], options)
-
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
-        check_one_axis("kernel_size", kernel_size, x)
-        params, shape = draw(key, x), (*positions(x), features)
-        if use_bias:
-            params = with_forget_bias(params, "bias", features, forget_bias)
-        zeros = lambda: jnp.zeros(shape, dtype or x.dtype)  # two, so that both can be donated
-        return params, {"cell": zeros(), "hidden": zeros()}
-
-    def apply(params, carry, x: Float[Array, "*batch in"]):
-        check_drawn(params)
-        x = in_dtype(x, dtype)
-        like = jax.ShapeDtypeStruct((*positions(x), features), x.dtype)
-        check_carry(carry, {"cell": like, "hidden": like})
-        hidden, cell = conv_lstm_step(x, carry["hidden"], carry["cell"], **params, **options)
-        return hidden, {"hidden": hidden, "cell": cell}
-
-    def products(params, carry, x):
-        return _products(in_dtype(x, dtype), carry["hidden"], **params, **options)
-
-    def update(params, gates, carry):
-        hidden, cell = lstm_update(gates, carry["cell"])
-        return hidden, {"hidden": hidden, "cell": cell}
-
-    set_spatial_axes(apply, len(windows[0]))
-    return cell_of_parts(init, apply, products, update)
+    draw = with_forget_bias(draw, "bias", features, forget_bias) if use_bias else draw
+    step, products = partial(conv_lstm_step, **options), partial(_products, **options)
+    cell = lstm_cell(step, products, shape_of, draw, check_drawn, dtype)
+    set_spatial_axes(cell.apply, axes)
+    return cell
 
 
 @builder
@@ -244,30 +221,31 @@ def ConvGRUCell(
 
     Source: Ballas et al. 2016, arXiv:1511.06432.
     """
-    windows = _windows(kernel_size, recurrent_kernel_size)
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
-    draw, check_drawn = params_of_gates(
-        3, features, use_bias, False, kernel_init, recurrent_kernel_init, bias_init, param_dtype, windows=windows
+    inits = kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    draw, check_drawn, shape_of, axes = _parts(
+        3, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits
     )
-    positions = partial(_positions, windows[0], options)
+    step, products = partial(conv_gru_step, **options), partial(_products_after_reset, **options)
+    cell = cell_of_output(step, products, update_after_reset, shape_of, draw, check_drawn, dtype, scanned=False)
+    set_spatial_axes(cell.apply, axes)
+    return cell
 
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+
+def _parts(gates, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits):
+    """What `params_of_gates` returns, the shape of the carry for an input, and the number of spatial axes."""
+    windows = _windows(kernel_size, recurrent_kernel_size)
+    draw, check_drawn = params_of_gates(gates, features, use_bias, False, *inits, windows=windows)
+
+    def drawn(key, x):
         check_one_axis("kernel_size", kernel_size, x)
-        return draw(key, x), jnp.zeros((*positions(x), features), dtype or x.dtype)
+        return draw(key, x)
 
-    def apply(params, hidden, x: Float[Array, "*batch in"]):
-        check_drawn(params)
-        x = in_dtype(x, dtype)
-        check_carry(hidden, jax.ShapeDtypeStruct((*positions(x), features), x.dtype))
-        hidden = conv_gru_step(x, hidden, **params, **options)
-        return hidden, hidden  # output and carry
+    def shape_of(x):
+        kernel = jax.ShapeDtypeStruct((*windows[0], x.shape[-1], features), x.dtype)
+        return jax.eval_shape(partial(conv, **options), jax.ShapeDtypeStruct(x.shape, x.dtype), kernel).shape
 
-    def products(params, hidden, x):
-        return _products_after_reset(in_dtype(x, dtype), hidden, **params, **options)
-
-    set_spatial_axes(apply, len(windows[0]))
-    update = lambda params, products, hidden: (update_after_reset(products, hidden),) * 2
-    return cell_of_parts(init, apply, products, update, scanned=False)
+    return drawn, check_drawn, shape_of, len(windows[0])
 
 
 def _windows(kernel_size, recurrent_kernel_size):
@@ -279,9 +257,3 @@ def _windows(kernel_size, recurrent_kernel_size):
     expected = f"one integer in recurrent_kernel_size for each of the {len(sizes)} axes of kernel_size"
     require(len(of_carry) == len(sizes), expected, repr(recurrent_kernel_size), "pass as many as in kernel_size")
     return sizes, of_carry
-
-
-def _positions(sizes, options, x):
-    """The shape of x ⋆ W without its features."""
-    kernel = jax.ShapeDtypeStruct((*sizes, x.shape[-1], 1), x.dtype)
-    return jax.eval_shape(partial(conv, **options), jax.ShapeDtypeStruct(x.shape, x.dtype), kernel).shape[:-1]

@@ -4,18 +4,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.backend.linear_maps import affine_map, in_dtype
+from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
+from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
-    check_carry,
+    cell_of_output,
     check_dtype_of_carry,
     mix,
     params_of_gates,
@@ -23,7 +22,6 @@ from jaxblocks.layers.recurrent.gates import (
     products_after_reset,
     update_after_reset,
 )
-from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
 
@@ -149,12 +147,13 @@ def RNNCell(
     Source: Elman 1990, Finding structure in time (doi:10.1207/s15516709cog1402_1); Cevher, Mathematics of Data,
     "Recurrent layers".
     """
-    params = params_of_gates(
+    draw, check_drawn = params_of_gates(
         1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
     step, update = partial(rnn_step, activation=activation), lambda z, _: activation(z)
+    shape_of = lambda x: (*x.shape[:-1], features)
     # Not scanned by parts: the update is one activation, so that nothing is gained.
-    return _cell(step, preactivation, update, features, *params, dtype, scanned=False)
+    return cell_of_output(step, preactivation, update, shape_of, draw, check_drawn, dtype, scanned=False)
 
 
 @builder
@@ -186,28 +185,11 @@ def GRUCell(
 
     Source: Cho et al. 2014, arXiv:1406.1078; Cevher, Mathematics of Data, "Recurrent layers".
     """
-    params = params_of_gates(
+    draw, check_drawn = params_of_gates(
         3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
     # With "before" one product depends on another, so that they are not affine in the carry.
     products, update = _GRU[reset]
     step, scanned = partial(gru_step, reset=reset), reset == "after"
-    return _cell(step, products, update, features, *params, dtype, scanned=scanned)
-
-
-def _cell(step, products, update, features, draw, check_drawn, dtype, *, scanned) -> StatefulLayer:
-    """The cell whose carry is its output, ``step(x, hidden, **params)``, equal to ``update(products(...), hidden)``."""
-
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
-        # The carry has the dtype of the outputs: a scan requires equal types of the first and of later carries.
-        return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
-
-    def apply(params, hidden, x: Float[Array, "*batch in"]):
-        check_drawn(params)
-        x = in_dtype(x, dtype)
-        check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
-        hidden = step(x, hidden, **params)
-        return hidden, hidden  # output and carry
-
-    own = lambda params, hidden, x: products(in_dtype(x, dtype), hidden, **params)
-    return cell_of_parts(init, apply, own, lambda params, z, hidden: (update(z, hidden),) * 2, scanned)
+    shape_of = lambda x: (*x.shape[:-1], features)
+    return cell_of_output(step, products, update, shape_of, draw, check_drawn, dtype, scanned=scanned)

@@ -1,17 +1,21 @@
-"""What the cells share: products of input and carry, what follows from them, params gate by gate, checks."""
+"""What the cells share: both kinds of cells, products of input and carry, params gate by gate, checks."""
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.backend.linear_maps import affine_map
+from jaxblocks.backend.linear_maps import affine_map, in_dtype
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import check_params
+from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer
+from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = [
-    "check_carry",
+    "cell_of_output",
     "check_dtype_of_carry",
     "check_forget_bias",
+    "lstm_cell",
     "lstm_update",
     "mix",
     "params_of_gates",
@@ -20,6 +24,49 @@ __all__ = [
     "update_after_reset",
     "with_forget_bias",
 ]
+
+
+def cell_of_output(step, products, update, shape_of, draw, check_drawn, dtype, *, scanned) -> StatefulLayer:
+    """The cell whose carry is its output, ``step(x, hidden, **params)``, equal to ``update(products(...), hidden)``.
+
+    ``shape_of(x)`` is the shape of the carry; ``draw`` and ``check_drawn`` are those of `params_of_gates`.
+    """
+
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        # The carry has the dtype of the outputs: a scan requires equal types of the first and of later carries.
+        return draw(key, x), jnp.zeros(shape_of(x), dtype or x.dtype)
+
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = in_dtype(x, dtype)
+        _check_carry(hidden, jax.ShapeDtypeStruct(shape_of(x), x.dtype))
+        hidden = step(x, hidden, **params)
+        return hidden, hidden  # output and carry
+
+    own = lambda params, hidden, x: products(in_dtype(x, dtype), hidden, **params)
+    return cell_of_parts(init, apply, own, lambda params, z, hidden: (update(z, hidden),) * 2, scanned)
+
+
+def lstm_cell(step, products, shape_of, draw, check_drawn, dtype) -> StatefulLayer:
+    """The cell of ``step(x, hidden, cell, **params)``, equal to `lstm_update` of the products; else as above."""
+
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        zeros = lambda: jnp.zeros(shape_of(x), dtype or x.dtype)  # two, so that both can be donated
+        return draw(key, x), {"hidden": zeros(), "cell": zeros()}
+
+    def apply(params, carry, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = in_dtype(x, dtype)
+        _check_carry(carry, dict.fromkeys(("hidden", "cell"), jax.ShapeDtypeStruct(shape_of(x), x.dtype)))
+        hidden, cell = step(x, carry["hidden"], carry["cell"], **params)
+        return hidden, {"hidden": hidden, "cell": cell}
+
+    def update(params, gates, carry):
+        hidden, cell = lstm_update(gates, carry["cell"])
+        return hidden, {"hidden": hidden, "cell": cell}
+
+    own = lambda params, carry, x: products(in_dtype(x, dtype), carry["hidden"], **params)
+    return cell_of_parts(init, apply, own, update)
 
 
 def preactivation(x, hidden, kernel, recurrent_kernel, bias=None, recurrent_bias=None):
@@ -114,15 +161,20 @@ def check_forget_bias(forget_bias, **biases: bool):
     require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
 
 
-def with_forget_bias(params, name, features, forget_bias):
-    """The params with ``forget_bias`` added to the forget gate's part of a bias, the second of i, f, g, o.
+def with_forget_bias(draw, name, features, forget_bias):
+    """The function of params with ``forget_bias`` added to the forget gate's part of a bias, the second of i, f, g, o.
 
     A bias of 1 keeps the cell at the start of training.
     """
-    return params | {name: params[name].at[features : 2 * features].add(forget_bias)}
+
+    def drawn(key, x):
+        params = draw(key, x)
+        return params | {name: params[name].at[features : 2 * features].add(forget_bias)}
+
+    return drawn
 
 
-def check_carry(carry, like):
+def _check_carry(carry, like):
     """The carry has the structure, shapes and dtypes of that of ``init``."""
     # Described in words, so that arrays and ShapeDtypeStructs compare equal.
     got, expected = jax.tree.map(describe, carry), jax.tree.map(describe, like)

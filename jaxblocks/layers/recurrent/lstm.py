@@ -2,24 +2,21 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.backend.linear_maps import in_dtype
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer, builder
+from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
-    check_carry,
     check_forget_bias,
+    lstm_cell,
     lstm_update,
     params_of_gates,
     preactivation,
     with_forget_bias,
 )
-from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = ["LSTMCell", "lstm_step"]
 
@@ -98,27 +95,6 @@ def LSTMCell(
         4, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
     check_forget_bias(forget_bias, use_bias=use_bias, recurrent_bias=recurrent_bias)
-
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
-        params = draw(key, x)
-        if use_bias or recurrent_bias:
-            params = with_forget_bias(params, "bias" if use_bias else "recurrent_bias", features, forget_bias)
-        zeros = lambda: jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)  # two, so that both can be donated
-        return params, {"hidden": zeros(), "cell": zeros()}
-
-    def apply(params, carry, x: Float[Array, "*batch in"]):
-        check_drawn(params)
-        x = in_dtype(x, dtype)
-        like = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
-        check_carry(carry, {"hidden": like, "cell": like})
-        hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
-        return hidden, {"hidden": hidden, "cell": cell}
-
-    def products(params, carry, x):
-        return preactivation(in_dtype(x, dtype), carry["hidden"], **params)
-
-    def update(params, gates, carry):
-        hidden, cell = lstm_update(gates, carry["cell"])
-        return hidden, {"hidden": hidden, "cell": cell}
-
-    return cell_of_parts(init, apply, products, update)
+    if use_bias or recurrent_bias:
+        draw = with_forget_bias(draw, "bias" if use_bias else "recurrent_bias", features, forget_bias)
+    return lstm_cell(lstm_step, preactivation, lambda x: (*x.shape[:-1], features), draw, check_drawn, dtype)
