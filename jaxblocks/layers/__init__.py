@@ -5,263 +5,44 @@ linear carry in ``linear_recurrent``, their scan with a derivative rule in ``sca
 embeddings and ALiBi, and ``conv_by_products`` the forms of convolutions on CPU.
 """
 
-# Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an
-# attribute of this package the name is the function, also after ``import jaxblocks.layers.attention``, since the
-# imports below bind it last. ``from jaxblocks.layers.attention import ...`` still reads the file.
-from jaxblocks.core.lazy import explain_missing_names
-from jaxblocks.layers.attention import (
-    Attention,
-    CachedAttention,
-    attention,
-    attention_weights,
-    attention_with_weights,
-    hard_lookup,
-    ring_attention,
-    soft_lookup,
-)
-from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire, unstack_repeats
-from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
-from jaxblocks.layers.conv_recurrent import ConvGRUCell, ConvLSTMCell, conv_gru_step, conv_lstm_step
-from jaxblocks.layers.dense import Bias, Dense, affine
-from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
-from jaxblocks.layers.embedding import Embedding, embed, unembed
-from jaxblocks.layers.experts import MixtureOfExperts, load_balancing_loss, router_z_loss, top_k_routing
-from jaxblocks.layers.features import (
-    RBF,
-    RandomFourierFeatures,
-    knn_predict,
-    random_fourier_features,
-    rbf_kernel,
-    taylor_features,
-)
-from jaxblocks.layers.flows import AffineCoupling, Flow, affine_coupling, flow_log_likelihood
-from jaxblocks.layers.graph import (
-    GAT,
-    GCN,
-    GIN,
-    Graph,
-    GraphBlock,
-    GraphMapFeatures,
-    adjacency_graph,
-    aggregate,
-    batch_graphs,
-    check_graph,
-    complete_graph,
-    unbatch_graphs,
-)
-from jaxblocks.layers.grid_sampling import affine_grid, deform_conv, grid_sample
-from jaxblocks.layers.learned_activations import Maxout, ModReLU, PReLU, Swish, mod_relu, swish
-from jaxblocks.layers.linear_attention import linear_attention
-from jaxblocks.layers.linear_models import linear_regression, logistic_regression
-from jaxblocks.layers.linear_recurrent.decay import gated_linear_attention
-from jaxblocks.layers.linear_recurrent.lru import LRU
-from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
-from jaxblocks.layers.linear_recurrent.selective import SelectiveSSM, selective_scan
-from jaxblocks.layers.mlp import GLU, MLP, fuse_affine
-from jaxblocks.layers.norm import (
-    BatchNorm,
-    GroupNorm,
-    InstanceNorm,
-    LayerNorm,
-    LocalResponseNorm,
-    RMSNorm,
-    UnitNorm,
-    batch_norm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    local_response_norm,
-    rms_norm,
-    unit_norm,
-)
-from jaxblocks.layers.pool import (
-    AvgPool,
-    GlobalAvgPool,
-    GlobalMaxPool,
-    LpPool,
-    MaxPool,
-    adaptive_avg_pool,
-    avg_pool,
-    global_avg_pool,
-    global_max_pool,
-    lp_pool,
-    max_pool,
-)
-from jaxblocks.layers.positions import (
-    LearnedPositions,
-    RelativePositionBias,
-    SinusoidalPositions,
-    alibi,
-    relative_position_bias,
-    rotary,
-    rotary_frequencies,
-    sinusoidal_positions,
-)
-from jaxblocks.layers.recurrent.cells import GRUCell, RNNCell, gru_step, rnn_step
-from jaxblocks.layers.recurrent.lstm import LSTMCell, lstm_step
-from jaxblocks.layers.recurrent.over_time import GRU, LSTM, RNN, Bidirectional
-from jaxblocks.layers.recurrent_dropout import RecurrentDropout
-from jaxblocks.layers.reshaping import (
-    Flatten,
-    Pad,
-    PixelShuffle,
-    PixelUnshuffle,
-    Resize,
-    UpSample,
-    flatten,
-    fold,
-    pad,
-    pixel_shuffle,
-    pixel_unshuffle,
-    resize,
-    unfold,
-    upsample,
-)
-from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
+# Each name that a family has in its `__all__` is public. Four files share their name with the function they hold:
+# `attention`, `conv`, `dropout` and `linear_attention`. As an attribute of this package the name is the function, also
+# after ``import jaxblocks.layers.attention``, since the imports below bind it last. ``from jaxblocks.layers.attention
+# import ...`` still reads the file.
+import typing as _typing
+from types import ModuleType as _ModuleType
 
-__all__ = [
-    "GAT",
-    "GCN",
-    "GIN",
-    "GLU",
-    "GRU",
-    "LRU",
-    "LSTM",
-    "MLP",
-    "RBF",
-    "RNN",
-    "AffineCoupling",
-    "AlphaDropout",
-    "Attention",
-    "AvgPool",
-    "BatchNorm",
-    "Bias",
-    "Bidirectional",
-    "CachedAttention",
-    "Conv",
-    "ConvGRUCell",
-    "ConvLSTMCell",
-    "ConvTranspose",
-    "Dense",
-    "DepthwiseConv",
-    "Dropout",
-    "Embedding",
-    "FeatureDropout",
-    "Flatten",
-    "Flow",
-    "Frozen",
-    "GRUCell",
-    "GlobalAvgPool",
-    "GlobalMaxPool",
-    "Graph",
-    "GraphBlock",
-    "GraphMapFeatures",
-    "GroupNorm",
-    "InstanceNorm",
-    "LSTMCell",
-    "LayerNorm",
-    "LearnedPositions",
-    "LocalResponseNorm",
-    "LpPool",
-    "MaxPool",
-    "Maxout",
-    "ModReLU",
-    "MixtureOfExperts",
-    "PReLU",
-    "Pad",
-    "Parallel",
-    "PixelShuffle",
-    "PixelUnshuffle",
-    "RMSNorm",
-    "RNNCell",
-    "RandomFourierFeatures",
-    "Recurrent",
-    "RecurrentDropout",
-    "RelativePositionBias",
-    "Repeat",
-    "Residual",
-    "Resize",
-    "SelectiveSSM",
-    "Serial",
-    "SinusoidalPositions",
-    "SpectralNorm",
-    "StochasticDepth",
-    "Swish",
-    "UnitNorm",
-    "UpSample",
-    "WeightNorm",
-    "Wire",
-    "adaptive_avg_pool",
-    "adjacency_graph",
-    "affine",
-    "affine_coupling",
-    "affine_grid",
-    "aggregate",
-    "alibi",
-    "alpha_dropout",
-    "attention",
-    "attention_weights",
-    "attention_with_weights",
-    "avg_pool",
-    "batch_graphs",
-    "batch_norm",
-    "check_graph",
-    "complete_graph",
-    "conv",
-    "conv_gru_step",
-    "conv_lstm_step",
-    "conv_transpose",
-    "deform_conv",
-    "dropout",
-    "embed",
-    "flatten",
-    "flow_log_likelihood",
-    "fold",
-    "fuse_affine",
-    "gated_linear_attention",
-    "global_avg_pool",
-    "global_max_pool",
-    "grid_sample",
-    "group_norm",
-    "gru_step",
-    "hard_lookup",
-    "instance_norm",
-    "knn_predict",
-    "layer_norm",
-    "linear_attention",
-    "linear_recurrence",
-    "linear_regression",
-    "load_balancing_loss",
-    "local_response_norm",
-    "logistic_regression",
-    "lp_pool",
-    "lstm_step",
-    "max_pool",
-    "mod_relu",
-    "pad",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "random_fourier_features",
-    "rbf_kernel",
-    "relative_position_bias",
-    "resize",
-    "ring_attention",
-    "rms_norm",
-    "rnn_step",
-    "rotary",
-    "rotary_frequencies",
-    "router_z_loss",
-    "selective_scan",
-    "sinusoidal_positions",
-    "soft_lookup",
-    "swish",
-    "taylor_features",
-    "top_k_routing",
-    "unbatch_graphs",
-    "unembed",
-    "unfold",
-    "unit_norm",
-    "unstack_repeats",
-    "upsample",
-]
-explain_missing_names(__name__)
+from jaxblocks.core.lazy import explain_missing_names as _explain_missing_names
+from jaxblocks.layers.attention import *
+from jaxblocks.layers.combinators import *
+from jaxblocks.layers.conv import *
+from jaxblocks.layers.conv_recurrent import *
+from jaxblocks.layers.dense import *
+from jaxblocks.layers.dropout import *
+from jaxblocks.layers.embedding import *
+from jaxblocks.layers.experts import *
+from jaxblocks.layers.features import *
+from jaxblocks.layers.flows import *
+from jaxblocks.layers.graph import *
+from jaxblocks.layers.grid_sampling import *
+from jaxblocks.layers.learned_activations import *
+from jaxblocks.layers.linear_attention import *
+from jaxblocks.layers.linear_models import *
+from jaxblocks.layers.linear_recurrent.decay import *
+from jaxblocks.layers.linear_recurrent.lru import *
+from jaxblocks.layers.linear_recurrent.recurrence import *
+from jaxblocks.layers.linear_recurrent.selective import *
+from jaxblocks.layers.mlp import *
+from jaxblocks.layers.norm import *
+from jaxblocks.layers.pool import *
+from jaxblocks.layers.positions import *
+from jaxblocks.layers.recurrent.cells import *
+from jaxblocks.layers.recurrent.lstm import *
+from jaxblocks.layers.recurrent.over_time import *
+from jaxblocks.layers.recurrent_dropout import *
+from jaxblocks.layers.reshaping import *
+from jaxblocks.layers.weight_norm import *
+
+if not _typing.TYPE_CHECKING:  # type checkers read the imports above
+    __all__ = sorted(name for name, value in vars().items() if name[0] != "_" and type(value) is not _ModuleType)
+_explain_missing_names(__name__)

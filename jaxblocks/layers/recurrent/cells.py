@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -14,6 +13,7 @@ from jaxblocks.backend.linear_maps import affine_map
 from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.core.pairs import StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
+    Reset,
     cell_of_output,
     check_dtype_of_carry,
     mix,
@@ -23,9 +23,7 @@ from jaxblocks.layers.recurrent.gates import (
     update_after_reset,
 )
 
-__all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
-
-Reset = Literal["after", "before"]
+__all__ = ["GRUCell", "RNNCell", "gru_step", "rnn_step"]
 
 
 @checked

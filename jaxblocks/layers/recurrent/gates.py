@@ -1,5 +1,7 @@
 """What the cells share: both kinds of cells, products of input and carry, params gate by gate, checks."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -12,6 +14,7 @@ from jaxblocks.core.pairs import ArrayOrShape, StatefulLayer
 from jaxblocks.layers.scan_of_cells import cell_of_parts
 
 __all__ = [
+    "Reset",
     "cell_of_output",
     "check_dtype_of_carry",
     "check_forget_bias",
@@ -24,6 +27,9 @@ __all__ = [
     "update_after_reset",
     "with_forget_bias",
 ]
+
+Reset = Literal["after", "before"]
+"""Where a gated recurrent unit resets its carry: after the product with the kernel, or before it."""
 
 
 def cell_of_output(step, products, update, shape_of, draw, check_drawn, dtype, *, scanned) -> StatefulLayer:

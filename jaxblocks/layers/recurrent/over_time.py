@@ -10,7 +10,8 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeInt
 from jaxblocks.core.pairs import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Recurrent, Wire
-from jaxblocks.layers.recurrent.cells import GRUCell, Reset, RNNCell
+from jaxblocks.layers.recurrent.cells import GRUCell, RNNCell
+from jaxblocks.layers.recurrent.gates import Reset
 from jaxblocks.layers.recurrent.lstm import LSTMCell
 
 __all__ = ["GRU", "LSTM", "RNN", "Bidirectional"]
