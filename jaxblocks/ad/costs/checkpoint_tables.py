@@ -39,8 +39,7 @@ def checkpoint_table(
             its point. All values of ``checkpoint`` make the same function, at the same point.
         depth: an integer >= 1.
         checkpoints: values of ``checkpoint`` for `jaxblocks.ad.scan` or `jaxblocks.layers.Repeat`.
-        measure: as for `cost_table`.
-        repeats: as for `cost_table`.
+        measure, repeats: as for `cost_table`.
 
     Returns:
         A `CostTable` with the rows ``"function"``, ``"gradient"``, ``"gradient, checkpoint='body'"`` and so on.

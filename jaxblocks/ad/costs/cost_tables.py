@@ -132,9 +132,7 @@ def table_of_programs(
     Args:
         programs: by name, functions of the arguments.
         args: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
-        measure: as for `cost_table`.
-        repeats: as for `cost_table`.
-        memory_limit: as for `cost_table`.
+        measure, repeats, memory_limit: as for `cost_table`.
 
     >>> programs = {"function": jnp.sum, "gradient": jax.grad(jnp.sum)}
     >>> table_of_programs(programs, jnp.ones(5), measure=False)["function"].flops

@@ -150,8 +150,7 @@ def mode_grid(
 
     Args:
         make: ``make(n, m)`` returns ``(f, x)``: a function with m outputs, and its point, n numbers.
-        inputs: increasing integers >= 1.
-        outputs: increasing integers >= 1.
+        inputs, outputs: increasing integers >= 1.
         measure: whether to compile and time; ``False`` only counts operations.
         repeats: the rounds; in each round both modes are timed in turns.
 

@@ -85,8 +85,7 @@ def chain_memory(dims: Sequence[int], *, order: Order = "best") -> int:
     factor at a time and what it has pushed so far; reverse mode needs all factors before its first product.
 
     Args:
-        dims: $d_0, …, d_L$, as for `chain_cost`.
-        order: as for `chain_cost`.
+        dims, order: as for `chain_cost`.
 
     Raises:
         ValueError: as `chain_cost`.

@@ -150,20 +150,15 @@ def jacobian_plan(
     r"""The plan of `jacobian` for these arguments, and its reason; no arrays are computed.
 
     Args:
-        f: as for `jacobian`.
+        f, argnums, has_aux, mode, chunk_size: as for `jacobian`.
         args: the arguments of ``f``: arrays, or ``jax.ShapeDtypeStruct`` where only shapes are known.
-        argnums: as for `jacobian`.
-        has_aux: as for `jacobian`.
-        mode: as for `jacobian`.
-        chunk_size: as for `jacobian`.
         kwargs: keyword arguments of ``f``.
 
     Returns:
         A `JacobianPlan`; it prints as its `explain`.
 
     Raises:
-        TypeError: as `jacobian` does.
-        ValueError: as `jacobian` does.
+        TypeError, ValueError: as `jacobian` does.
 
     >>> import jax.numpy as jnp
     >>> w, v = jnp.ones((512, 4)), jnp.ones((4, 512))

@@ -16,6 +16,7 @@ from jaxblocks.interop.families.family import (
     activation,
     number_of_classes,
     tokens,
+    widths,
 )
 from jaxblocks.models import BERT
 
@@ -107,15 +108,12 @@ def _bert(config: Config) -> dict[str, Any]:
     # Options that would change what the attention computes.
     config.one_of("is_decoder", False, default=False)
     config.one_of("position_embedding_type", "absolute", default="absolute")
-    features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
-    config.divides("num_attention_heads", "hidden_size", heads, features)
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         max_length=config.read("max_position_embeddings", LENGTH),
         segments=0 if config["model_type"] == "mpnet" else config.read("type_vocab_size", LENGTH),
         layers=config.read("num_hidden_layers", COUNT),
-        heads=heads,
-        features=features,
+        **widths(config),
         hidden=config.read("intermediate_size", WIDTH),
         activation=activation(config, "hidden_act", "gelu"),
         dropout=config.read("hidden_dropout_prob", RATE, 0.1),
@@ -270,16 +268,12 @@ def _distilbert(config: Config) -> dict[str, Any]:
     head, task = _head(config, "DistilBert"), _task(config, "DistilBert")
     if task in DISTILBERT_RATES:
         head["classifier_dropout"] = config.read(*DISTILBERT_RATES[task])
-    features, heads = config.read("dim", WIDTH), config.read("n_heads", COUNT)
-    config.divides("n_heads", "dim", heads, features)
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         max_length=config.read("max_position_embeddings", LENGTH),
-        # DistilBERT has no embedding of segments.
         segments=0,
         layers=config.read("n_layers", COUNT),
-        heads=heads,
-        features=features,
+        **widths(config, "dim", "n_heads"),
         hidden=config.read("hidden_dim", WIDTH),
         activation=activation(config, "activation", "gelu"),
         dropout=config.read("dropout", RATE, 0.1),

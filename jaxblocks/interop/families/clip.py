@@ -15,6 +15,7 @@ from jaxblocks.interop.families.family import (
     images,
     projections,
     tokens,
+    widths,
 )
 from jaxblocks.interop.layouts import Layout, without_batch
 from jaxblocks.interop.rules import Rules, merge_qkv
@@ -35,12 +36,9 @@ def _block_rules(path: str, name: str) -> dict[str, str]:
 
 def _transformer(config: Config, width: int = 768, heads: int = 12) -> dict[str, Any]:
     """The options of a transformer; configurations leave out what has these values, and an MLP four times as wide."""
-    features, heads = config.read("hidden_size", WIDTH, width), config.read("num_attention_heads", COUNT, heads)
-    config.divides("num_attention_heads", "hidden_size", heads, features)
     return dict(
         layers=config.read("num_hidden_layers", COUNT, 12),
-        heads=heads,
-        features=features,
+        **widths(config, defaults=(width, heads)),
         hidden=config.read("intermediate_size", WIDTH, 4 * width),
         dropout=config.read("attention_dropout", RATE, 0.0),
     )

@@ -24,7 +24,7 @@ from jaxblocks.models.clip import quick_gelu
 __all__ = [
     "ACTIVATIONS", "COUNT", "EPSILON", "FLAG", "INDEX", "LENGTH", "OBJECT", "POSITIVE", "RATE", "WIDTH",
     "Config", "Family", "Kind", "activation", "images", "integers", "list_of", "number_of_classes", "one_of",
-    "or_null", "projections", "sliding_layers", "tokens",
+    "or_null", "projections", "sliding_layers", "tokens", "widths",
 ]  # fmt: skip
 
 
@@ -291,6 +291,19 @@ def projections(path: str, name: str) -> dict[str, str]:
 def tokens(config: Config) -> tuple:
     """The inputs of a language model: one sequence of one token."""
     return (jax.ShapeDtypeStruct((1, 1), jnp.int32),)
+
+
+def widths(
+    config: Config,
+    features: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    *,
+    defaults: tuple[Any, Any] = (..., ...),
+) -> dict[str, int]:
+    """The options ``features`` and ``heads`` of a net, by the keys that they have; the heads divide the features."""
+    found = config.read(features, WIDTH, defaults[0]), config.read(heads, COUNT, defaults[1])
+    config.divides(heads, features, found[1], found[0])
+    return dict(zip(("features", "heads"), found, strict=True))
 
 
 def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool, ...]:

@@ -13,6 +13,7 @@ from jaxblocks.interop.families.family import (
     Family,
     activation,
     tokens,
+    widths,
 )
 from jaxblocks.interop.families.heads import decoder_head, head_rules
 from jaxblocks.interop.layouts import keep
@@ -41,7 +42,6 @@ CLASSES = ("GPT2", "GPT2LMHeadModel", "GPT2Model")
 
 def _is_tied(config: Config) -> bool:
     """Whether the token embedding computes the logits; a base model has no map of its own either."""
-    # A base model has no lm_head, so that "out" must not be expected.
     return config.read("tie_word_embeddings", FLAG, True) or decoder_head(config, *CLASSES)["head"] != "words"
 
 
@@ -50,14 +50,11 @@ def _options(config: Config) -> dict[str, Any]:
     config.one_of("scale_attn_weights", True, default=True)
     config.one_of("scale_attn_by_inverse_layer_idx", False, default=False)
     config.one_of("add_cross_attention", False, default=False)
-    features, heads = config.read("n_embd", WIDTH), config.read("n_head", COUNT)
-    config.divides("n_head", "n_embd", heads, features)
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         max_length=config.read("n_positions", LENGTH),
         layers=config.read("n_layer", COUNT),
-        heads=heads,
-        features=features,
+        **widths(config, "n_embd", "n_head"),
         hidden=config.read("n_inner", WIDTH, None),
         activation=activation(config, "activation_function", "gelu_new"),
         tied=_is_tied(config),

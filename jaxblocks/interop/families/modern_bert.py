@@ -16,6 +16,7 @@ from jaxblocks.interop.families.family import (
     number_of_classes,
     sliding_layers,
     tokens,
+    widths,
 )
 from jaxblocks.interop.rules import Rules, Source, merge_qkv
 from jaxblocks.models import ModernBERT
@@ -63,17 +64,14 @@ def _options(config: Config) -> dict[str, Any]:
         config.one_of("decoder_bias", True, default=True)
         config.one_of("tie_word_embeddings", True, default=True)
     config.without("sliding_window")  # another spelling of local_attention
-    layers, features = config.read("num_hidden_layers", COUNT), config.read("hidden_size", WIDTH)
-    heads = config.read("num_attention_heads", COUNT)
-    config.divides("num_attention_heads", "hidden_size", heads, features)
-    config.one_of("head_dim", features // heads, None, default=None)
+    layers, sizes = config.read("num_hidden_layers", COUNT), widths(config)
+    config.one_of("head_dim", sizes["features"] // sizes["heads"], None, default=None)
     every = config.read("global_attn_every_n_layers", COUNT, 3)
     is_question = name.endswith("QuestionAnswering")
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
         layers=layers,
-        heads=heads,
-        features=features,
+        **sizes,
         hidden=config.read("intermediate_size", WIDTH),
         activation=activation(config, "hidden_activation", "gelu"),
         sliding_window=config.read("local_attention", LENGTH, 128) // 2,

@@ -15,6 +15,7 @@ from jaxblocks.interop.families.family import (
     activation,
     images,
     number_of_classes,
+    widths,
 )
 from jaxblocks.interop.layouts import without_batch
 from jaxblocks.interop.rules import Rules, Source
@@ -52,18 +53,16 @@ def _options(config: Config, **options: Any) -> dict[str, Any]:
         config.one_of("pooler_act", "tanh", default="tanh")
         if config.get("pooler_output_size") is not None:
             config.same("pooler_output_size", config.get("hidden_size"), "hidden_size", None)
-    features, heads = config.read("hidden_size", WIDTH), config.read("num_attention_heads", COUNT)
-    config.divides("num_attention_heads", "hidden_size", heads, features)
-    config.one_of("head_dim", features // heads, None, default=None)
+    sizes = widths(config)
+    config.one_of("head_dim", sizes["features"] // sizes["heads"], None, default=None)
     patch = options.get("patch_size") or config.read("patch_size", WIDTH, 16)
     size = config.read("image_size", WIDTH, 224)
     config.require(patch <= size, "patch_size to be at most image_size", f"{patch} and {size}")
     common: dict[str, Any] = dict(
         classes=number_of_classes(config),
         patch_size=patch,
-        features=features,
         layers=config.read("num_hidden_layers", COUNT),
-        heads=heads,
+        **sizes,
         hidden=options.get("hidden") or config.read("intermediate_size", WIDTH),
         activation=activation(config, "hidden_act", "gelu"),
         # qkv_bias: the output map has a bias in any case.

@@ -5,7 +5,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.interop.families.family import COUNT, LENGTH, RATE, WIDTH, Config, Family, activation, projections
+from jaxblocks.interop.families.family import (
+    COUNT,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Config,
+    Family,
+    activation,
+    projections,
+    widths,
+)
 from jaxblocks.models import Whisper
 
 __all__ = ["WHISPER"]
@@ -41,11 +51,9 @@ def _options(config: Config) -> dict[str, Any]:
     # What the net here does not compute is rejected, not ignored.
     config.one_of("scale_embedding", False, default=False)
     config.one_of("tie_word_embeddings", True, default=True)
-    features, heads = config.read("d_model", WIDTH), config.read("encoder_attention_heads", COUNT)
-    config.divides("encoder_attention_heads", "d_model", heads, features)
-    hidden = config.read("encoder_ffn_dim", WIDTH)
+    sizes, hidden = widths(config, "d_model", "encoder_attention_heads"), config.read("encoder_ffn_dim", WIDTH)
     # One number of heads, and one width of the MLP, for both stacks of the net here.
-    config.same("decoder_attention_heads", heads, "encoder_attention_heads", heads)
+    config.same("decoder_attention_heads", sizes["heads"], "encoder_attention_heads", sizes["heads"])
     config.same("decoder_ffn_dim", hidden, "encoder_ffn_dim", hidden)
     return dict(
         vocab_size=config.read("vocab_size", LENGTH),
@@ -54,8 +62,7 @@ def _options(config: Config) -> dict[str, Any]:
         max_length=config.read("max_target_positions", WIDTH),
         encoder_layers=config.read("encoder_layers", COUNT),
         decoder_layers=config.read("decoder_layers", COUNT),
-        heads=heads,
-        features=features,
+        **sizes,
         hidden=hidden,
         activation=activation(config, "activation_function", "gelu"),
         dropout=config.read("dropout", RATE, 0.0),

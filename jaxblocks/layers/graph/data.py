@@ -185,20 +185,12 @@ def batch_graphs(
     xp = np if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graphs)) else jnp
     complete, first_node, first_graph = [], 0, 0
     for graph in graphs:
-        n, e, g = graph.nodes.shape[0], graph.senders.shape[0], count_graphs(graph)
-        # Masks are filled in where they are missing: if only some graphs had them, batches would differ in structure
-        # and jit would compile again.
-        node_graph = xp.zeros(n, np.int32) if graph.node_graph is None else graph.node_graph
-        filled = graph._replace(
-            senders=graph.senders.astype(np.int32) + np.int32(first_node),
-            receivers=graph.receivers.astype(np.int32) + np.int32(first_node),
-            node_graph=node_graph.astype(np.int32) + np.int32(first_graph),
-            node_mask=xp.ones(n, bool) if graph.node_mask is None else graph.node_mask,
-            edge_mask=xp.ones(e, bool) if graph.edge_mask is None else graph.edge_mask,
-            graph_mask=xp.ones(g, bool) if graph.graph_mask is None else graph.graph_mask,
-        )
-        complete.append(filled)
-        first_node, first_graph = first_node + n, first_graph + g
+        # If only some graphs had masks, batches would differ in structure and jit would compile again.
+        filled = _filled(graph, xp)
+        shifts = {"senders": first_node, "receivers": first_node, "node_graph": first_graph}
+        moved = {name: getattr(filled, name).astype(np.int32) + np.int32(shift) for name, shift in shifts.items()}
+        complete.append(filled._replace(**moved))
+        first_node, first_graph = first_node + graph.nodes.shape[0], first_graph + count_graphs(graph)
 
     sizes = {"n_nodes": n_nodes, "n_edges": n_edges, "n_graphs": n_graphs}
 
@@ -220,6 +212,14 @@ def batch_graphs(
         return xp.concatenate([*arrays, xp.zeros((size - total, *arrays[0].shape[1:]), arrays[0].dtype)])
 
     return Graph(**{name: join(name, option) for name, option in _COUNTED_BY.items()})
+
+
+def _filled(graph: Graph, xp) -> Any:
+    """The graph with ``node_graph`` and all masks, by NumPy or JAX (``xp``) those that it lacks."""
+    counts = {"node_mask": graph.nodes.shape[0], "edge_mask": graph.senders.shape[0], "graph_mask": count_graphs(graph)}
+    found = {name: xp.ones(count, bool) for name, count in counts.items()}
+    found["node_graph"] = xp.zeros(graph.nodes.shape[0], np.int32)
+    return graph._replace(**{name: x for name, x in found.items() if getattr(graph, name) is None})
 
 
 def unbatch_graphs(graph: Graph) -> list[Graph]:
@@ -244,30 +244,24 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     check_graph(graph)
     # The result consists of NumPy arrays if the batch does.
     keep = np.asarray if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graph)) else jnp.asarray
-    count = count_graphs(graph)
     # On the host: sizes of the results depend on values, for each of which JAX would compile indexing again.
-    graph = jax.tree.map(np.asarray, graph)
-    n, e = graph.nodes.shape[0], graph.senders.shape[0]
-    node_graph = np.zeros(n, np.int32) if graph.node_graph is None else graph.node_graph
-    valid = np.ones(n, bool) if graph.node_mask is None else graph.node_mask
-    valid_edge = np.ones(e, bool) if graph.edge_mask is None else graph.edge_mask
-    senders, receivers = (np.where(valid_edge, ids, 0) for ids in (graph.senders, graph.receivers))
+    whole = _filled(jax.tree.map(np.asarray, graph), np)
+    n, valid, valid_edge = whole.nodes.shape[0], whole.node_mask, whole.edge_mask
+    senders, receivers = (np.where(valid_edge, ids, 0) for ids in (whole.senders, whole.receivers))
     # Layers ignore an edge to a node of padding, so the separate graphs do not have it either.
     valid_edge = valid_edge & valid[senders] & valid[receivers] if n else valid_edge
     each = []
-    for i in range(count):
-        if graph.graph_mask is not None and not graph.graph_mask[i]:
-            continue
-        own = valid & (node_graph == i)
+    for i in np.flatnonzero(whole.graph_mask):
+        own = valid & (whole.node_graph == i)
         own_edge = valid_edge & own[receivers] if n else valid_edge
         # The place of each kept node among the kept ones, by which the edges are numbered again.
         number: Any = (np.cumsum(own) - 1).astype(np.int32)
         single = Graph(
-            nodes=graph.nodes[own],
+            nodes=whole.nodes[own],
             senders=number[senders[own_edge]],
             receivers=number[receivers[own_edge]],
-            edges=None if graph.edges is None else graph.edges[own_edge],
-            global_features=None if graph.global_features is None else graph.global_features[i : i + 1],
+            edges=None if whole.edges is None else whole.edges[own_edge],
+            global_features=None if whole.global_features is None else whole.global_features[i : i + 1],
         )
         each.append(jax.tree.map(keep, single))
     return each

@@ -15,32 +15,12 @@ and of neighboring channels. `batch` has batch norm, `running_statistics` the st
 what all of them share.
 """
 
-from jaxblocks.layers.norm.batch import BatchNorm, batch_norm
-from jaxblocks.layers.norm.lengths import LocalResponseNorm, UnitNorm, local_response_norm, unit_norm
-from jaxblocks.layers.norm.per_example import (
-    GroupNorm,
-    InstanceNorm,
-    LayerNorm,
-    RMSNorm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    rms_norm,
-)
+from jaxblocks.layers.norm import batch, lengths, per_example
+from jaxblocks.layers.norm.batch import *
+from jaxblocks.layers.norm.lengths import *
+from jaxblocks.layers.norm.per_example import *
 
-__all__ = [
-    "BatchNorm",
-    "GroupNorm",
-    "InstanceNorm",
-    "LayerNorm",
-    "LocalResponseNorm",
-    "RMSNorm",
-    "UnitNorm",
-    "batch_norm",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "local_response_norm",
-    "rms_norm",
-    "unit_norm",
-]
+__all__: list[str] = []
+__all__ += batch.__all__
+__all__ += lengths.__all__
+__all__ += per_example.__all__
