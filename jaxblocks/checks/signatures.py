@@ -68,7 +68,6 @@ def takes(function: Callable, number: int, *names: str) -> bool:
     True
     """
     try:
-        # bind checks the number of arguments without a call.
         inspect.signature(function).bind(*(None,) * number, **dict.fromkeys(names))
     except ValueError:
         return True

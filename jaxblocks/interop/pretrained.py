@@ -67,7 +67,6 @@ def build(source: Any, *, architecture: str | None = None, **options: Any) -> La
     """
     config, family, _ = _opened(source, architecture)
     family.check_options(options, ["architecture"])
-    # Given options take precedence over those of the configuration.
     return family.net(config, **_head(family, config, _names(family, config, source)) | options)
 
 
@@ -129,7 +128,6 @@ def load(
     inputs = model.family.inputs(model.config)
     # For state without tensors, which init makes.
     init = lambda key: model.net.init(key, *inputs, **model.family.side)
-    # One entry per leaf, in the order of the plans.
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
     return Pretrained(model.net, params, _tokenizer(as_path(folder), model.modules))

@@ -170,7 +170,6 @@ def places_of(layer: str, recurrent: set[str]) -> list[str]:
 
 def _plan(path, leaf, is_state, compiled, recurrent) -> Plan:
     layer, _, last = path.rpartition("/")
-    # The first rule that matches holds: of the layer, or of the param itself.
     for pattern, source in compiled:
         name = source.name
         matches = (pattern.fullmatch(f"{place}/" * bool(place)) for place in places_of(layer, recurrent))
@@ -256,7 +255,6 @@ def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
     groups: dict[Any, list[Plan]] = {}
     for number, plan in enumerate(plans):
         if plan.source:
-            # Parts of the same tensors: the same name, copies and layout.
             merged = (plan.source, plan.copies, plan.layout.name)
             groups.setdefault(number if plan.part is None else merged, []).append(plan)
     return [sorted(group, key=lambda plan: plan.part or 0) for group in groups.values()]
@@ -264,7 +262,6 @@ def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
 
 def shape_of_copy(group: list[Plan]) -> tuple[int, ...]:
     """The shape of one copy of a param, or of the parts of a group side by side."""
-    # Without the axes of copies.
     shapes = [plan.leaf.shape[len(plan.copies) :] for plan in group]
     return shapes[0] if group[0].part is None else (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 

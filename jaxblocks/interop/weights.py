@@ -157,7 +157,6 @@ def read_plans(
     for group in grouped(plans):
         if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
             continue
-        # A merged tensor is read once for all of its parts.
         shapes = [(len(plan.names), *shape_of_copy([plan])) for plan in group]
         parts = read_copies(group[0].names, tensors, group[0].layout, shapes, _dtype(group[0].leaf.dtype, dtype))
         if any(map(has_nan, parts)):

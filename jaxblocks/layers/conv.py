@@ -395,7 +395,6 @@ def _correlate(x, kernel, bias, strides, pads, spread, dilations, groups):
     if by_hand and few and all(isinstance(n, int) for n in x.shape[1:-1]):  # not symbolic ones of jax.export
         y = _plus_bias(_depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *geometry)(x, kernel), bias)
     elif by_hand and groups <= 32:
-        # Few groups: an ordinary convolution for each.
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
         y = _plus_bias(jnp.concatenate([_by_xla(part, own, None, *geometry, 1) for part, own in parts], -1), bias)
     else:

@@ -102,16 +102,7 @@ def _by_lax(x, kernel, strides, pads, spread, dilations, groups):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def correlate(x, kernel, strides: tuple[int, ...], pads: tuple[tuple[int, int], ...], dilations: tuple[int, ...]):
-    """``jax.lax.conv_general_dilated`` of ``(batch, *spatial, in)`` and ``(*kernel_size, in, out)``, channels last.
-
-    >>> x, kernel, same = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)), ((1, 1), (1, 1))
-    >>> jax.grad(lambda kernel: correlate(x, kernel, (1, 1), same, (1, 1)).sum())(kernel)[
-    ...     ..., 0, 0
-    ... ]
-    Array([[ 9., 12.,  9.],
-           [12., 16., 12.],
-           [ 9., 12.,  9.]], dtype=float32)
-    """
+    """``jax.lax.conv_general_dilated`` of ``(batch, *spatial, in)`` and ``(*kernel_size, in, out)``, channels last."""
     return convolve(x, kernel, strides, pads, (1,) * len(strides), dilations, 1)
 
 

@@ -67,18 +67,6 @@ def scan_cell(step: Callable, parts: CellParts, reverse: bool, unroll: int | boo
 
     The parts are those of ``step``: ``update(params, products(params, carry, x), carry, valid)`` is
     ``(outputs, carry)``.
-
-    >>> parts = CellParts(
-    ...     lambda w, h, x: w * (x + h), lambda w, z, h, valid: (jnp.tanh(z), z)
-    ... )
-    >>> step = lambda w, h, now: parts.update(w, parts.products(w, h, now[1]), h, now[0])[
-    ...     ::-1
-    ... ]
-    >>> run = lambda w: scan_cell(
-    ...     step, parts, False, 1, w, jnp.zeros(()), None, jnp.ones(3)
-    ... )[0]
-    >>> print(run(2.0), jax.grad(run)(2.0))
-    14.0 17.0
     """
     last, outputs = lax.scan(functools.partial(step, params), carry, (valid, xs), reverse=reverse, unroll=unroll)
     return last, _with_batch_first(outputs)

@@ -254,7 +254,6 @@ def _direction(x: PyTree, key) -> PyTree:
     leaves, structure = jax.tree.flatten(x)
     n = max(1, sum(leaf.size for leaf in leaves))
     if key is None:
-        # A direction of length 1.
         return structure.unflatten([jnp.full(leaf.shape, n**-0.5, leaf.dtype) for leaf in leaves])
     keys = jax.random.split(key, len(leaves))
     return structure.unflatten(

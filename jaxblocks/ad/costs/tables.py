@@ -283,7 +283,6 @@ def _disagreement(row: CostRow, function: CostRow) -> str | None:
         return None
     time, operations = short_number(row.time_ratio), short_number(row.flops_ratio)
     facts = f"{row.name} takes {time} times the time for {operations} times the operations"
-    # The first cause that explains the ratio is reported.
     moved = row.count.bytes / max(1, function.count.bytes)
     if _close(row.time_ratio, moved):
         return f"{facts}, because memory limits it: it moves {short_number(moved)} times the bytes."

@@ -183,16 +183,7 @@ def factor_reader(
     samples: int,
     max_size: int,
 ) -> FactorReader:
-    """The plan for a model and a loss; of the params and the batch only shapes and dtypes are read.
-
-    >>> square = lambda outputs, y: jnp.sum((outputs - y) ** 2)
-    >>> options = dict(matrix="gauss_newton", sample=None, samples=1, max_size=100)
-    >>> [block] = factor_reader(
-    ...     jnp.matmul, square, jnp.ones((2, 3)), jnp.ones((5, 3)), **options
-    ... ).blocks
-    >>> block.layout.sizes
-    (1, 3, 1, 2)
-    """
+    """The plan for a model and a loss; of the params and the batch only shapes and dtypes are read."""
     for leaf in jax.tree.leaves(params):
         require(leaf.size, "numbers in each array of params", leaf, "remove the empty array")
     require(batch_length(x=x), "at least one example", "none", "pass x and y with at least one row")
@@ -251,13 +242,6 @@ def squared_projections(
 
     L and R are orthogonal, (b, c, c) and (b, n, n), or ``None`` for the identity. These are the diagonal entries of the
     exact block in the basis L ⊗ R.
-
-    >>> layout = Layout((2, 1), (0, 1), (1, 2, 1, 1))
-    >>> u, v = jnp.array([[[[1.0, 2.0]]]]), jnp.full((1, 1, 1, 1, 1), 3.0)
-    >>> squared_projections(
-    ...     Block(layout, (), True, True), [factors.Factors(u, v)], None, None
-    ... )[0, :, 0]
-    Array([ 9., 36.], dtype=float32)
     """
     u, v = found[0]
     if len(found) == 1 and u.ndim == 4 and u.shape[2] == 1:  # one position: no gradient is formed

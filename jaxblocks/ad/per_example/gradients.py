@@ -196,12 +196,7 @@ CANCELLATION = 16.0
 
 
 def is_exact(own: Sequence[sites.Site]) -> bool:
-    """Whether the square of a norm is a sum of squares and of products of squares, so that no digits cancel.
-
-    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones((20, 30)), jnp.ones((3, 20)))
-    >>> is_exact(reading.sites[0])
-    False
-    """
+    """Whether the square of a norm is a sum of squares and of products of squares, so that no digits cancel."""
     if len(own) > 1:
         return all(sites.fit(one, other) == "apart" for i, one in enumerate(own) for other in own[:i]) and all(
             is_exact((one,)) for one in own

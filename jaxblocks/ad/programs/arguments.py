@@ -208,13 +208,6 @@ def floating_like(like: PyTree, name: str = "like") -> PyTree:
     """Convert ``like``, the argument structure of an operator, to a pytree of arrays; the error names an invalid leaf.
 
     The errors call the argument ``name``.
-
-    >>> from jaxblocks.ad import estimate_trace
-    >>> estimate_trace(jax.random.key(0), lambda v: v, {"w": jnp.arange(2)})
-    Traceback (most recent call last):
-    ...
-    TypeError: estimate_trace expected like to hold floating-point arrays, got int32 (2,) at like['w']; convert it \
-with .astype(jnp.float32).
     """
     if callable(like) and _is_leaf(like):  # a module of equinox is a pytree with a call
         repair = f"pass the operator first and then {name}"

@@ -22,7 +22,6 @@ from jaxblocks.models import BERT
 
 __all__ = ["BERT_FAMILY", "CAMEMBERT", "DISTILBERT", "ELECTRA", "MPNET", "ROBERTA", "XLM_ROBERTA"]
 
-# By the class of the model, the head of `BERT`.
 HEADS = {
     "Model": "pooler",
     "ForMaskedLM": "words",
@@ -172,7 +171,6 @@ ROBERTA = BERT_FAMILY._replace(
     },
 )
 
-# The same net by other names.
 CAMEMBERT = ROBERTA._replace(architecture="CamembertModel")
 XLM_ROBERTA = ROBERTA._replace(architecture="XLMRobertaModel")
 

@@ -262,7 +262,6 @@ def _positions(config: Config, head_dim: int, rope: Config | None = None, defaul
     kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", *names, default="default")
     known = PART if is_phi else WHOLE  # the others ignore it
     part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
-    # As transformers rounds it: down.
     rotated = int(head_dim * part)
     name = "head_dim" if config.get("head_dim") else "hidden_size / num_attention_heads"
     expected = f"{name} times partial_rotary_factor to be an even number of rotated features"
@@ -322,7 +321,6 @@ def _longrope(config: Config, rope: Config, pairs: int) -> dict[str, Any]:
     return factors | {"original_length": length, "attention_factor": scale}
 
 
-# The options ``rope_scaling`` of the net by kind.
 SCALINGS: dict[str, Callable[[Config, Config, int], dict[str, Any]]] = {
     "linear": lambda config, rope, pairs: {"factor": rope.read("factor", POSITIVE)},
     "llama3": _llama3,

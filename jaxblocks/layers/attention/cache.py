@@ -65,7 +65,6 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
     def init(key, *inputs: Float[ArrayOrShape, "*batch time _in"]):
         x = _only(inputs)
         d, shape = steps.width(x), (*x.shape[:-2], kv_heads, length)
-        # Shapes are those of attention after the projection: (*batch, kv_heads, length, head_dim).
         state = {
             "key": jnp.zeros((*shape, d), steps.dtype or x.dtype),
             "value": jnp.zeros((*shape, steps.value_dim or d), steps.dtype or x.dtype),

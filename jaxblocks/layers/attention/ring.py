@@ -186,7 +186,6 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays, 
 def _of_halves(averages, queries, keys, n, here, half):
     """Averages of the front and the back of this device over its own keys, and a function of those of another."""
     front, back = queries
-    # The distance of two halves, in positions.
     between = lambda a, b: (a - b) * half
     last = 2 * n - 1  # the number of the last half
     # A causal product within one half; the back half attends to all keys of the front half.

@@ -94,7 +94,6 @@ def GraphBlock(
     how = aggregate
 
     def rows(name, graph, logits):
-        # Each case concatenates the arguments of one projection: (edges, ...), (nodes, ...) or (graphs, ...).
         if name == "edge":
             # e_k, v_{s_k}, v_{r_k} and u of the graph of edge k
             ends = [take_rows(graph.nodes, graph.senders), take_rows(graph.nodes, graph.receivers)]
@@ -110,7 +109,6 @@ def GraphBlock(
                 _check_floating("messages", messages)
                 pieces.append(reduce_segments(messages, here, n, how, logits.get("edge"), graph.edge_mask))
             return _concatenate([*pieces, graph.nodes, _repeat_rows(graph.global_features, graph.node_graph, n)])
-        # Aggregate over all edges and over all nodes of each graph.
         g = count_graphs(graph)
         pieces = []
         for label, values, ids, mask in (

@@ -245,7 +245,6 @@ def GIN(
         x = in_dtype(valid.nodes, dtype)
         messages = take_rows(x, valid.senders)
         received = reduce_segments(messages, valid.receivers, x.shape[0], "sum", mask=valid.edge_mask)
-        # The epsilon is not applied to messages, only to the node itself.
         own = x * (1 + params["epsilon"]).astype(x.dtype) if learn_epsilon else x * (1 + epsilon)
         side = with_mask(child, side, graph.node_mask)
         y, state = apply_child(child, params["mlp"], states["mlp"], (own + received,), side)

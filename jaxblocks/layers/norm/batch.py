@@ -45,7 +45,6 @@ def batch_norm(
 
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1 (arXiv:1502.03167); Diehl 2023, section 1.6.
     """
-    # Statistics have the shape of the last axes of x.
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     return normalized(x, *align_axes(x, axes, mean=mean, variance=variance, scale=scale, bias=bias), epsilon=epsilon)
 
