@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.curvature.operators import hessian_operator
-from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, floating_like
 from jaxblocks.ad.vectors.chunks import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.vectors.raveled import offsets, raveled
 from jaxblocks.backend.varying import inside_shard_map, sharded_like, varying_like
@@ -106,7 +106,6 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
     Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
     Hessian).
     """
-    f = scalar_valued(f)
     x = as_point(x)
     matrix = _matrix(hessian_operator(f, x), x, chunk_size)
     leaves, structure = jax.tree.flatten(x)
@@ -134,7 +133,6 @@ def hessian_diagonal(f: Callable[[Tree], Float[Array, ""]], x: Tree, *, chunk_si
     Source: Griewank & Walther 2008, Evaluating derivatives (doi:10.1137/1.9780898717761); Huszar, DeepNN lecture 3 (the
     Hessian).
     """
-    f = scalar_valued(f)
     x = as_point(x)
     space = raveled(hessian_operator(f, x), x)
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.ad.programs.arguments import as_point, to_floating
+from jaxblocks.ad.programs.arguments import to_floating
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
@@ -341,7 +341,6 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     """
     fs = list(fs)
     require(fs, "functions f_1, ..., f_L", "none", "write jacobian_chain([f], x)")
-    x = _one_array("x", as_point(x))
     jacobians = []
     for i, f in enumerate(fs, 1):
         require(callable(f), f"f_{i} to be a function", f, "pass a list of functions", error=TypeError)
