@@ -34,6 +34,7 @@ from jaxblocks.ad.programs.jaxprs import (
     interpret,
     size_of,
 )
+from jaxblocks.ad.programs.liveness import solver_of
 
 __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
@@ -136,6 +137,14 @@ def _cond_works(equation, moving):
     return max(branches, key=lambda rows: sum(work.operations * work.times for work in rows))
 
 
+def _solve_works(equation, moving):
+    # Its functions before the solver are for derivatives and do not run; the transposed solver takes the same work.
+    lengths = equation.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    operands = moving[first : first + lengths.solve] + moving[sum(lengths) :]
+    return _works_inside(solver_of(equation), operands)
+
+
 def _product_works(equation, moving):
     kind = "dot" if equation.primitive.name == "dot_general" else "conv"
     return [Work(kind, sum(RULES[equation.primitive.name](equation)), *_traffic(equation, moving))]
@@ -144,6 +153,7 @@ def _product_works(equation, moving):
 _WORKS: dict[str, Callable[[JaxprEqn, list[bool]], list[Work]]] = {
     "cond": _cond_works,
     "conv_general_dilated": _product_works,
+    "custom_linear_solve": _solve_works,
     "dot_general": _product_works,
     "scan": _scan_works,
     "while": _while_works,
@@ -152,11 +162,8 @@ _WORKS: dict[str, Callable[[JaxprEqn, list[bool]], list[Work]]] = {
 
 def _other_work(equation) -> Work:
     name = equation.primitive.name
-    operations = sum(map(size_of, equation.outvars))
-    # These may read more than they write, or the reverse.
-    if name.startswith(("reduce", "cum", "scatter")):
-        operations = max(size_of(v) for v in (*equation.outvars, *equation.invars))
-    return Work("other", 0 if name in MOVES else operations, sum(map(bytes_of, equation.outvars)))
+    rule = RULES.get(name, lambda equation: [sum(map(size_of, equation.outvars))])
+    return Work("other", 0 if name in MOVES else sum(rule(equation)), sum(map(bytes_of, equation.outvars)))
 
 
 def _traffic(equation, moving) -> tuple[int, int]:

@@ -362,6 +362,26 @@ def test_operations_equal_the_prediction():
         assert abs(counted - predicted - 2 * count_flops(f, x).flops) < 0.15 * counted
 
 
+MAPS = {
+    "fft": lambda x: jnp.fft.irfft(jnp.fft.rfft(x)),
+    "triangular_solve": lambda x: jax.scipy.linalg.solve_triangular(TRIANGLE, x, lower=True),
+    "custom_linear_solve": lambda x: jnp.linalg.solve(TRIANGLE, x),
+    "cumsum": lambda x: jnp.cumsum(x * x),
+    "sort": lambda x: jnp.sort(x) ** 2,
+    "cholesky": lambda x: jnp.linalg.cholesky(jnp.diag(x)),
+    "scatter-add": lambda x: jax.ops.segment_sum(x * x, jnp.arange(12) // 4, 4),
+    "dot_general": lambda x: jnp.tanh(TRIANGLE @ jnp.tanh(TRIANGLE @ x)),
+}
+TRIANGLE = np.tri(12, dtype=np.float32) + np.eye(12, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_operations_of_forward_mode_are_those_of_the_linear_map(name):
+    f, x = MAPS[name], jnp.linspace(1, 2, 12)
+    push = jax.linearize(f, x)[1]
+    assert jacobian_plan(f, x).operations["forward"] == 12 * count_flops(push, x).flops
+
+
 @pytest.mark.parametrize(
     ("f", "n", "mode", "stock"),
     [
