@@ -46,8 +46,8 @@ def cost_table(
     ``"vjp"``                       $f(x)$ and $uᵀ J$: one pass of reverse mode
     ``"gradient"``                  $f(x)$ and $∇ f(x)$
     ``"jacfwd"``, ``"jacrev"``      $J$ by either mode: one pass for each entry of x (of f(x))
-    ``"hessian"``                   $H$, forward over reverse: one product for each entry of x
-    ``"hvp"``                       $Hv$, forward over reverse, as `jaxblocks.hvp` computes it
+    ``"hessian"``                   $H$ by ``jax.hessian``, forward over reverse: one product for each entry of x
+    ``"hvp"``                       $Hv$ as `jaxblocks.hvp` computes it: forward over reverse, where both exist
     ``"hvp_reverse_over_forward"``  $Hv$ as the gradient of $∇ fᵀ v$, itself in forward mode
     ``"hvp_reverse_over_reverse"``  $Hv$ as the vjp of the gradient
     ``"directional_curvature"``     $vᵀ Hv$ in Taylor mode, as `jaxblocks.directional_curvature` computes it
