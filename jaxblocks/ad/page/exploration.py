@@ -130,7 +130,8 @@ def explore(
 
     Raises:
         TypeError: if an argument to differentiate or the value is not floating-point.
-        ValueError: if an argument is missing.
+        ValueError: if an argument is missing, or ``f`` has a ``while_loop``, which has no reverse mode and so no tape
+            (`jaxblocks.ad.trace_table` shows the iterations that are made).
 
     >>> import jax.numpy as jnp
     >>> survey = lambda x1, x2: jnp.log(x1) + x1 * x2 - jnp.sin(x2)
@@ -159,7 +160,10 @@ def explore(
     except (TypeError, ValueError) as error:
         if missing_mode(error) is None:
             raise
-        repair = "give its loop a fixed length (fori_loop with static bounds, or scan), or call cost_table"
+        repair = (
+            "give its loop a fixed length (fori_loop with static bounds, or scan), or call cost_table, or trace_table, "
+            "whose adjoints are those of the iterations that are made"
+        )
         require(False, "f to have a reverse mode, for the adjoints", "a loop of unknown length", repair)
     say("counting, compiling and timing the derivatives" if measure else "counting the operations of the derivatives")
     # `cost_table` and `plan_of` take one point, so several arguments are passed as one tuple.

@@ -72,9 +72,10 @@ def _digits(number) -> str:
 
 
 def bracketed(value) -> str:
-    """A value as an operand: negative numbers in brackets."""
+    """A value as an operand: negative and complex numbers in brackets."""
     written = text(value)
-    return f"({written})" if written.startswith("-") else written
+    whole = not jnp.ndim(value) and is_known(value)
+    return f"({written})" if written.startswith("-") or (whole and jnp.iscomplexobj(value)) else written
 
 
 def aligned(headings, lines) -> str:

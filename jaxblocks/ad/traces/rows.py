@@ -48,12 +48,15 @@ def _pushed(step, out) -> tuple[str, ...]:
     def written(symbol, moved):
         names = [symbol(slot) for slot in step.operands]
         places = [k for k, slot in enumerate(step.operands) if slot.active]
+        if not rule.known:  # the derivative with respect to a slot is that of all its places
+            places = [step.operands.index(slot) for slot in step.read]
         return _sum(rule.push(k, moved(step.operands[k]), names, symbol(out)) for k in places)
 
     symbols = written(lambda slot: slot.symbol, lambda slot: marked(slot.name, _DOT))
     if not (rule.known and out.scalar and all(slot.scalar for slot in step.operands)):
         return (symbols,)
-    return symbols, written(lambda slot: bracketed(slot.value), lambda slot: bracketed(slot.tangent))
+    numbers = written(lambda slot: bracketed(slot.value), lambda slot: bracketed(slot.tangent))
+    return (symbols,) if numbers == bracketed(out.tangent) else (symbols, numbers)  # the tangent of one operand
 
 
 def reverse_rows(inputs, steps, outputs) -> tuple[TraceRow, ...]:

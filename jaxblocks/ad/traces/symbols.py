@@ -14,9 +14,9 @@ __all__ = ["Symbols", "symbols_of"]
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # Elementwise operations: the expression, and the derivative with respect to each operand a, b as a factor; y is the
-# result. For scalars ⊙ becomes ×.
+# result, and p, q are the operands where brackets are not needed. For scalars ⊙ becomes ×.
 _POINTWISE = {
-    "abs": ("|{a}|", "sign {a}"),
+    "abs": ("|{p}|", "sign {a}"),
     "acos": ("acos {a}", "(-1 / √(1 - {a}²))"),
     "add": ("{a} + {b}", "1", "1"),
     "add_any": ("{a} + {b}", "1", "1"),
@@ -30,9 +30,9 @@ _POINTWISE = {
     "expm1": ("exp {a} - 1", "({y} + 1)"),
     "log": ("ln {a}", "/ {a}"),
     "log1p": ("ln(1 + {a})", "/ (1 + {a})"),
-    "logistic": ("σ({a})", "{y} ⊙ (1 - {y})"),
-    "max": ("max({a}, {b})", "[{a} > {b}]", "[{b} > {a}]"),
-    "min": ("min({a}, {b})", "[{a} < {b}]", "[{b} < {a}]"),
+    "logistic": ("σ({p})", "{y} ⊙ (1 - {y})"),
+    "max": ("max({p}, {q})", "[{a} > {b}]", "[{b} > {a}]"),
+    "min": ("min({p}, {q})", "[{a} < {b}]", "[{b} < {a}]"),
     "mul": ("{a} ⊙ {b}", "{b}", "{a}"),
     "neg": ("-{a}", "-1"),
     "pow": ("{a}^{b}", "{b} ⊙ {a}^({b} - 1)", "{y} ⊙ ln {a}"),
@@ -44,6 +44,15 @@ _POINTWISE = {
     "sub": ("{a} - {b}", "1", "-1"),
     "tan": ("tan {a}", "(1 + {y}²)"),
     "tanh": ("tanh {a}", "(1 - {y}²)"),
+}
+
+# Linear operations on complex numbers, with t the tangent or the adjoint: the expression, and the term of each operand
+# in the tangent and in the adjoint. JAX pairs an adjoint with a tangent as Re(v̄ v̇), without a conjugate.
+_COMPLEX = {
+    "complex": ("complex({p}, {q})", ("complex({t}, 0)", "real({t})"), ("complex(0, {t})", "-imag({t})")),
+    "conj": ("conj({p})", ("conj({t})", "conj({t})")),
+    "imag": ("imag({p})", ("imag({t})", "complex(0, -{t})")),
+    "real": ("real({p})", ("real({t})", "complex({t}, 0)")),
 }
 
 _COMPARISONS = {"eq": "=", "ne": "≠", "lt": "<", "le": "≤", "gt": ">", "ge": "≥"}
@@ -68,13 +77,22 @@ class Symbols(NamedTuple):
 def symbols_of(step: Operation, out: Slot) -> Symbols:
     """The symbols of one result of an operation."""
     name, equation = step.equation.primitive.name, step.equation
-    if name in ("max", "min") and _may_tie(*step.operands):
+    if name in ("max", "min") and _may_equal(*step.operands):
         write, *factors = _POINTWISE[name]
         return _pointwise(step, write, *(f"({factor} + [{{a}} = {{b}}] / 2)" for factor in factors))
+    if name == "abs" and jnp.iscomplexobj(step.operands[0].value):
+        return _modulus(step)
+    if name == "abs" and _may_equal(step.operands[0]):  # JAX gives the derivative 1 at 0, where the sign is 0
+        return _pointwise(step, _POINTWISE[name][0], "([{a} ≥ 0] - [{a} < 0])")
+    if name == "pow" and _may_equal(step.operands[0]):  # at 0 JAX leaves out the logarithm
+        write, of_base, of_power = _POINTWISE[name]
+        return _pointwise(step, write, of_base, f"where([{{a}} = 0], 0, {of_power})")
+    if name in _COMPLEX and all(jnp.iscomplexobj(slot.value) == (name != "complex") for slot in step.operands):
+        return _of_complex(*_COMPLEX[name])
     if name in _POINTWISE or name == "integer_pow":
         return _pointwise(step, *(_power(equation) if name == "integer_pow" else _POINTWISE[name]))
     if name in _COMPARISONS:
-        return _unknown(lambda operands: f" {_COMPARISONS[name]} ".join(operands))
+        return _unknown(lambda operands: f"[{operands[0]} {_COMPARISONS[name]} {operands[1]}]")
     if name == "select_n" and len(step.operands) == 3:
         return _select()
     if name == "dot_general":
@@ -91,14 +109,43 @@ def symbols_of(step: Operation, out: Slot) -> Symbols:
         )
     several = len(step.outs) > 1
     label = {"scan": f"scan of {equation.params.get('length')} steps"}.get(name, out.operation)
+    places = range(len(step.operands))
+    if label in ("custom_linear_solve", "_custom_root"):  # each operand once, of several functions that read it
+        label, places = label.lstrip("_"), [step.operands.index(slot) for slot in dict.fromkeys(step.operands)]
     return _unknown(
-        lambda operands: f"{label}({', '.join(operands)})" + (f"[{step.outs.index(out)}]" if several else "")
+        lambda operands: (
+            f"{label}({', '.join(_bare(operands[k]) for k in places)})"
+            + (f"[{step.outs.index(out)}]" if several else "")
+        )
     )
 
 
-def _may_tie(a: Slot, b: Slot) -> bool:
-    """Whether entries of two operands are equal: JAX gives half of the derivative of max and min to each of them."""
-    return not (is_known(a.value) and is_known(b.value)) or bool(np.any(np.equal(a.value, b.value)))
+def _may_equal(a: Slot, b: Slot | None = None) -> bool:
+    """Whether entries of two operands, or of one and 0, are equal: there max, min, abs and pow have other rules."""
+    other = 0 if b is None else b.value
+    return not (is_known(a.value) and (b is None or is_known(other))) or bool(np.any(np.equal(a.value, other)))
+
+
+def _bare(operand: str) -> str:
+    """An operand without the brackets of a number, where a function is applied to it."""
+    return operand[1:-1] if operand.startswith("(") and operand.endswith(")") else operand
+
+
+def _of_complex(write, *terms) -> Symbols:
+    def term(which):
+        return lambda k, t, operands, out: terms[k][which].format(t=_bare(t))
+
+    return Symbols(lambda operands: _filled(write, operands, ""), term(0), term(1))
+
+
+def _modulus(step) -> Symbols:
+    """The absolute value of complex numbers, whose derivative is not a factor."""
+    times = "⊙" if jnp.ndim(step.operands[0].value) else "×"
+    return Symbols(
+        lambda operands: f"|{_bare(operands[0])}|",
+        lambda k, t, operands, out: f"real({t} {times} conj(sign {operands[0]}))",
+        lambda k, t, operands, out: f"{t} {times} conj(sign {operands[0]})",
+    )
 
 
 def _unknown(write) -> Symbols:
@@ -116,12 +163,16 @@ def _power(equation):
     return "{a}" + raised, (f"{power}" if power >= 0 else f"({power})") + lower
 
 
+def _filled(template, operands, out) -> str:
+    a, b = (*operands, "")[:2]
+    return template.format(a=a, b=b, p=_bare(a), q=_bare(b), y=out)
+
+
 def _pointwise(step, write, *factors) -> Symbols:
     entrywise = all(jnp.ndim(slot.value) for slot in step.operands)
 
     def fill(template, operands, out):
-        a, b = (*operands, "")[:2]
-        return template.format(a=a, b=b, y=out).replace("⊙", "⊙" if entrywise else "×")
+        return _filled(template, operands, out).replace("⊙", "⊙" if entrywise else "×")
 
     def push(k, t, operands, out):
         factor = factors[k]
@@ -137,7 +188,7 @@ def _pointwise(step, write, *factors) -> Symbols:
 
 def _select() -> Symbols:
     def write(operands):
-        return f"where({operands[0]}, {operands[2]}, {operands[1]})"
+        return f"where({', '.join(_bare(operands[k]) for k in (0, 2, 1))})"
 
     def part(k, t, operands, out):
         return write([operands[0], t, "0"] if k == 1 else [operands[0], "0", t])

@@ -38,7 +38,10 @@ def trace_table(
 
     Calls of jitted functions are opened, or with ``open_calls=False`` are one operation each; a loop, a branch, or a
     function with its own derivative rule is one operation. The values are those of ``jax.jvp`` and ``jax.vjp`` of
-    each single operation, also where the symbols only name a derivative: the gradient is that of ``jax.grad``.
+    each single operation, also where the symbols only name a derivative: the gradient is that of ``jax.grad``. A loop
+    stands for the iterations that are made at this point, so a ``while_loop``, of which ``jax.grad`` has no reverse
+    mode, has an adjoint too, by its Jacobian. The adjoint of a complex number has no conjugate, as in ``jax.vjp``: for
+    a real result, $ẏ = Re(v̄ v̇)$.
 
     Args:
         f: any function that JAX can trace; as under ``jit``, Python branches must not depend on its values.

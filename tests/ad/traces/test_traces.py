@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jaxblocks import MLP
-from jaxblocks.ad import hvp
+from jaxblocks.ad import hvp, root
 from jaxblocks.ad.traces import TraceTable, trace_table
 
 
@@ -284,6 +284,89 @@ def test_printed_rules_at_ties(written, x):
         np.testing.assert_allclose(eval(words, {"ones": ones, "x": x, "y": y}), row.value, rtol=1e-15)
     if np.ndim(x) == 0:
         assert rows[2].expressions[1] == f"3 × ([2 {sign} 2] + [2 = 2] / 2) + 5 × ([2 {sign} 2] + [2 = 2] / 2)"
+
+
+COMPLEX = {
+    "abs": lambda x, y: jnp.abs(lax.complex(x, y)),
+    "abs of an array": lambda x, y: jnp.sum(jnp.abs(lax.complex(x, y) * jnp.array([1, 2j], jnp.complex128))),
+    "quotient": lambda x, y: jnp.abs(1 / (lax.complex(x, y) - 2j)),
+    "conjugate product": lambda x, y: jnp.real(lax.complex(x, y) * jnp.conj(lax.complex(y, x)) * lax.complex(x, x)),
+    "negative literal": lambda x, y: jnp.real((-1 - 2j) * lax.complex(x, y)) - jnp.imag(-(lax.complex(y, x) ** 2)),
+    "transcendental": lambda x, y: jnp.imag(jnp.exp(lax.complex(x, y) / 4) - jnp.log(lax.complex(y, x))),
+    "real": lambda x, y: jnp.abs(x - y) + jnp.maximum(-x, -y) + jnp.where(x == y, x, -y),
+    "abs at 0": lambda x, y: jnp.abs(x - 3) + jnp.abs(y) + jnp.abs(lax.complex(x - 3, y - 4)),
+    "powers at 0": lambda x, y: (x - 3) ** (y / 2) + (x - 3) ** (y - 3),
+}
+
+
+def evaluated(words, known):
+    """A printed right-hand side as a value; ``known`` has the values of the names."""
+    names = sorted(known, key=len, reverse=True)
+    for i, name in enumerate(names):
+        words = words.replace(name, f"K{i}_")
+    words = re.sub(r"\|([^|]*)\|", r"abs(\1)", words.replace("[", "1.0 * (").replace("]", ")"))
+    words = re.sub(r"(sign|exp|ln|sum) (\([^()]*\)|[\w.]+)", r"\1(\2)", words).replace(" = ", " == ")
+    for symbol, meaning in {"×": "*", "⊙": "*", "^": "**", "²": "**2", "≥": ">="}.items():
+        words = words.replace(symbol, meaning)
+    words = re.sub(r"(\S+) (?:as|broadcast to) [^+]*", r"\1", words)
+    functions = {name: getattr(np, name) for name in ("real", "imag", "conj", "exp", "maximum", "where", "sum")}
+    functions |= {"sign": jnp.sign, "ln": np.log, "complex": lambda a, b: a + 1j * b, "max": np.maximum}
+    return eval(words, functions | {f"K{i}_": np.asarray(known[name]) for i, name in enumerate(names)})
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_every_printed_row_is_true(name):
+    """Each row, in symbols and in numbers, evaluates to the value that it prints; complex numbers have brackets."""
+    x, y = (3.0, 4.0) if "array" not in name else (np.array([3.0, 1.0]), np.array([4.0, -1.0]))
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        table = trace_table(COMPLEX[name], x, y, tangent=(-x, y))
+        known = {node.name: node.value for node in table.nodes}
+        known |= {f"v̇{node.name[1:]}": node.tangent for node in table.nodes if node.tangent is not None}
+        for row in (*operations(table.primal), *operations(table.tangent)):
+            np.testing.assert_allclose(evaluated(row.expressions[0], known), row.value, rtol=1e-12, err_msg=str(row))
+            for numbers in row.expressions[1:]:  # of three digits
+                value = evaluated(numbers, known)
+                np.testing.assert_allclose(value, row.value, rtol=0.02, atol=0.02, err_msg=str(row))
+        known |= {f"v̄{node.name[1:]}": node.adjoint for node in table.nodes if node.adjoint is not None}
+        so_far = {}
+        for row in operations(table.adjoint):
+            value = evaluated(row.expressions[-1], known | so_far)
+            np.testing.assert_allclose(value, row.value, rtol=1e-12, err_msg=str(row))
+            so_far[row.name] = row.value
+
+
+def test_symbols_of_absolute_values_complex_numbers_and_comparisons():
+    table = trace_table(lambda x, y: jnp.abs(lax.complex(x, y)), 3.0, 4.0)
+    assert str(table.tangent[3]) == "v̇₂ = real(v̇₁ × conj(sign v₁)) = real((1+0j) × conj(sign (3+4j))) = 0.6"
+    assert str(table.adjoint[1]) == "v̄₁ = v̄₂ ∂v₂/∂v₁ = v̄₂ × conj(sign v₁) = 0.6-0.8j"
+    assert str(table.adjoint[3]) == "v̄₀ = v̄₁ ∂v₁/∂v₀ = -imag(v̄₁) = 0.8"
+    table = trace_table(jnp.abs, 0.0)
+    assert str(table.tangent[1]) == "v̇₁ = v̇₀ × ([v₀ ≥ 0] - [v₀ < 0]) = 1 × ([0 ≥ 0] - [0 < 0]) = 1"
+    table = trace_table(lambda x: jnp.abs(1 / (x.astype(jnp.complex64) - 2j)), 1.0)
+    assert str(table.tangent[2]) == "v̇₂ = v̇₁ = 1+0j"
+    assert str(table.tangent[3]).endswith("= (1+0j) × (-(0.2+0.4j) / (1-2j)) = 0.12-0.16j")
+    table = trace_table(lambda x: jnp.where(jnp.maximum(x, -3) == 2, x, -1.0), -1.0)
+    assert [str(row) for row in table.primal[1:4]] == [
+        "v₁ = max(v₀, -3) = max(-1, -3) = -1",
+        "v₂ = [v₁ = 2] = [(-1) = 2] = False",
+        "v₃ = where(v₂, v₀, -1) = where(False, -1, -1) = -1",
+    ]
+
+
+def test_an_operand_of_several_functions_is_printed_once():
+    """The rules of a linear solve and of a root read their operands several times."""
+    solve = trace_table(lambda a, b: jnp.sum(jnp.linalg.solve(a, b)), 2 * jnp.eye(2), jnp.ones(2))
+    [row] = [row for row in solve.primal if "custom_linear_solve" in str(row)]
+    assert row.expressions[0] == "custom_linear_solve(v₋₁, v₂, v₃, v₀)"
+    [row] = [row for row in solve.tangent if row.node == "v₄"]
+    assert row.expressions == ("∂v₄/∂v₋₁ v̇₋₁ + ∂v₄/∂v₂ v̇₂ + ∂v₄/∂v₀ v̇₀",)
+    table = trace_table(lambda x: root(lambda z: z**2 - x, 1.0), 2.0)
+    [row] = [row for row in table.tangent if row.node == "v₃"]
+    assert row.expressions == ("∂v₃/∂v₀ v̇₀",)
+    assert table.primal[3].expressions[0] == "custom_root(v₀, v₁)[0]"
+    assert table.gradient[0] == pytest.approx(2**-1.5, rel=1e-5)
+    doubled = trace_table(lambda x: x * x, 2.0)  # a rule with a term for each place
+    assert doubled.tangent[1].expressions[0] == "v̇₀ × v₀ + v̇₀ × v₀"
 
 
 PRODUCTS = {
