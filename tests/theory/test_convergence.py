@@ -122,6 +122,24 @@ def test_huber_attains_the_sharp_bound(x64, steps, value):
         assert short.gaps[-1] == pytest.approx(float(short.bounds["sharp"][-1]), rel=1e-12)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+def test_the_sharp_bound_of_long_steps(x64, steps):
+    """Huber functions of all knees and quadratics of all curvatures are below it, and one of them attains it."""
+    for eta in (0.5, 1.0, 1.1, 1.5, 1.7, 1.9, 1.99):
+        bound = float(convex_bound(steps, 2.0, eta, smoothness=1.0))
+        knees, curvatures = np.append(np.arange(1, 30) / 10, 2 / (2 * eta * steps + 1)), np.arange(1, 11) / 10
+        x, z = np.full_like(knees, 2), np.full_like(curvatures, 2)
+        for _ in range(steps):
+            x, z = x - eta * np.clip(x, -knees, knees), (1 - eta * curvatures) * z
+        near, far = x**2 / 2, knees * np.abs(x) - knees**2 / 2
+        gaps = np.concatenate([np.where(np.abs(x) > knees, far, near), curvatures / 2 * z**2])
+        assert gaps.max() == pytest.approx(bound, rel=1e-12)
+    seen = descend(huber_objective(knee=0.5), 2.0, 1.5, steps=1)  # eta for which both attain it
+    assert float(seen.gaps[1]) == float(seen.bounds["sharp"][1]) == 0.5 and bool(seen.holds)
+    slopes = jax.jacfwd(lambda eta: convex_bound(jnp.arange(3.0), 2.0, eta, smoothness=1.0))
+    assert np.isfinite(jnp.stack([slopes(eta) for eta in (0.5, 1.0, 1.5)])).all()
+
+
 @pytest.mark.parametrize(("eta", "start"), [(0.15, [1.0, 0.0]), (0.19, [0.0, 1.0])])
 def test_a_quadratic_attains_the_linear_rate(x64, eta, start):
     """Along the flattest direction, and along the steepest."""
@@ -188,7 +206,9 @@ def test_gradients_vanish_at_the_minimizers(x64, name):
 def test_values_of_the_bounds(x64):
     assert convex_bound(10, 3.0, 0.5) == pytest.approx(0.9)
     assert convex_bound(10, 3.0, 0.5, smoothness=2.0) == pytest.approx(9 / 21)
-    assert convex_bound(10, 3.0, 0.75, smoothness=2.0) == pytest.approx(36 / (4 + 10 * 1.5 * 0.5))
+    assert convex_bound(10, 3.0, 0.75, smoothness=2.0) == pytest.approx(9 / (30 + 1))
+    assert convex_bound(10, 3.0, 0.99, smoothness=2.0) == pytest.approx(9 * 0.98**20)
+    np.testing.assert_allclose(convex_bound(0, 3.0, jnp.array([0.3, 0.5, 0.9]), smoothness=2.0), 9)
     assert convex_bound(10, 3.0, 1.0, smoothness=2.0) == jnp.inf
     assert linear_bound(3, 2.0, 0.1, smoothness=10.0, convexity=1.0) == pytest.approx(2 * 0.9**6)
 

@@ -30,8 +30,9 @@ def convex_bound(
     Summed over t steps, the right side telescopes to at most $R^2 / 2η$. The values decrease, so the last
     value is at most their mean.
 
-    With ``smoothness`` L the function returns the best possible bound, $R^2 / (4 η t + 2 / L)$, which `huber_objective`
-    attains; for $1/L < η < 2/L$ a weaker bound, $2 L R^2 / (4 + t η L (2 - η L))$; and infinity for larger step sizes.
+    With ``smoothness`` L the function returns the best possible bound, for $η < 2/L$ the larger one of
+    $R^2 / (4 η t + 2 / L)$, which `huber_objective` attains, and of $(L/2) R^2 (1 - η L)^{2t}$, which a quadratic
+    attains (for $η ≤ 1/L$ it is the first one); and infinity for larger step sizes.
 
     Args:
         step: t = 0, 1, ..., one number or several.
@@ -42,18 +43,21 @@ def convex_bound(
     >>> convex_bound(jnp.array([1, 10]), 2**0.5, 0.099).round(4)
     Array([10.101 ,  1.0101], dtype=float32)
 
-    Source: Drori & Teboulle 2014, theorem 3.1, arXiv:1206.3209; Nesterov 2004, Introductory lectures on convex
-    optimization, theorem 2.1.14; Diehl 2023, Theorem 1.11 (which requires eta < 1/L; it also holds for eta = 1/L).
+    Source: Drori & Teboulle 2014, theorem 3.1 for eta <= 1/L and conjecture 3.1 for eta < 2/L, arXiv:1206.3209; Kim
+    2024, A proof of the exact convergence rate of gradient descent, which proves the conjecture, arXiv:2412.04427;
+    Diehl 2023, Theorem 1.11 (which requires eta < 1/L; it also holds for eta = 1/L).
     """
     t, r, eta = broadcast_scalars(step, distance, step_size)
     if smoothness is None:
         # At step 0 the bound is infinite; the inner where keeps the division by 0 out of its derivative.
         return jnp.where(t > 0, r**2 / (2 * eta * jnp.where(t > 0, t, 1)), jnp.inf)
     h = eta * smoothness
-    # At t = 0 this is L r^2 / 2, the bound of smoothness alone.
+    # At t = 0 both are L r^2 / 2, the bound of smoothness alone.
     sharp = r**2 / (4 * eta * t + 2 / smoothness)
-    long = 2 * smoothness * r**2 / (4 + t * h * jnp.maximum(2 - h, 0))
-    return jnp.where(at_most(h, 1), sharp, jnp.where(h < 2, long, jnp.inf))
+    # Short steps do not overshoot; the power of 0, which has no derivative at t = 0, is kept out of theirs.
+    short = at_most(h, 1)
+    overshot = smoothness / 2 * r**2 * jnp.where(short, 1, h - 1) ** (2 * t)
+    return jnp.where(short, sharp, jnp.where(h < 2, jnp.maximum(sharp, overshot), jnp.inf))
 
 
 @checked
