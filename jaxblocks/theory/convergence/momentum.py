@@ -114,13 +114,10 @@ def stable_step_size(
     Source: Goh 2017, Why momentum really works, doi:10.23915/distill.00006; Diehl 2023, section 1.5.
     """
     curvature, m = broadcast_scalars(curvature, momentum)
-    check_values(
-        (m >= 0) & (m < 1) & (curvature > 0),
-        "0 <= momentum < 1 and curvature > 0, got momentum {m} and curvature {curvature}; with momentum 1 no step size "
-        "converges",
-        m=m,
-        curvature=curvature,
-    )
+    repair = "pass the largest eigenvalue of a Hessian, such as 1.0"
+    check_values(curvature > 0, f"curvature > 0, got {{curvature}}; {repair}", curvature=curvature)
+    repair = "pass for instance 0.9, as with momentum 1 no step size converges"
+    check_values((m >= 0) & (m < 1), f"0 <= momentum < 1, got {{m}}; {repair}", m=m)
     # The limit is where z = -1 becomes a root, 1 + T + D = 0.
     share = {"heavy ball": 1.0, "nesterov": 1 + 2 * m, "average": 1 - m}[method]
     return 2 * (1 + m) / (share * curvature)
@@ -156,7 +153,10 @@ def tuned_momentum(
     arXiv:1408.3595.
     """
     got = f"convexity={convexity} and smoothness={smoothness}"
-    repair = "without strong convexity there is no linear rate"
+    repair = "pass a convexity > 0, as without strong convexity there is no linear rate"
+    if 0 < convexity:
+        exchanged = f"exchange them: tuned_momentum({convexity}, {smoothness})"
+        repair = exchanged if smoothness > 0 else "pass a smoothness of at least the convexity"
     require(0 < convexity <= smoothness, "0 < convexity <= smoothness", got, repair)
     kappa = smoothness / convexity  # the condition number
     if method == "gradient descent":

@@ -123,9 +123,9 @@ def stationary_variance(step_size: float, curvature: float, noise: float) -> flo
 
     Source: Mandt, Hoffman & Blei 2017, Stochastic gradient descent as approximate Bayesian inference, arXiv:1704.04289.
     """
-    stable = curvature > 0 and 0 < step_size < 2 / curvature and noise >= 0
-    wanted = "0 < step_size < 2 / curvature, curvature > 0 and noise >= 0"
-    repair = "beyond the limit the variance grows without bound"
-    require(stable, wanted, f"{step_size}, {curvature} and {noise}", repair)
+    require(curvature > 0, "curvature > 0", curvature, "without curvature the variance grows without bound")
+    require(noise >= 0, "noise >= 0, a variance", noise, "pass sigma^2, such as 1.0")
+    repair = f"pass for instance {1 / curvature:.3g}; from the limit on the variance grows without bound"
+    require(0 < step_size < 2 / curvature, f"0 < step_size < 2 / curvature = {2 / curvature:.6g}", step_size, repair)
     # From v = (1 - eta lambda)^2 v + eta^2 noise.
     return step_size * noise / (curvature * (2 - step_size * curvature))

@@ -116,7 +116,7 @@ def matrix_completion(
             repair = f"pad it with zeros to shape {(max(target.shape),) * 2}, which are not observed"
     expected = "a square matrix other than 0 and a mask of its shape"
     require(fits, expected, f"{target.shape} and {observed.shape}", repair)
-    require(scale > 0, "scale > 0", scale, "at 0 a product of factors has gradient 0")
+    require(scale > 0, "scale > 0", scale, "pass for instance 1e-3, as at 0 a product of factors has gradient 0")
     n, unit = len(target), np.linalg.norm(target, 2)
     # With a largest singular value of 1, one step size is stable for every target.
     goal, found = target / unit, []
