@@ -105,7 +105,7 @@ class Problem(NamedTuple):
     loss: Callable
     batch_size: int
     steps: int
-    sample: Callable | str  # how KFAC draws targets
+    likelihood: Callable | str  # from which KFAC draws targets
     adam: dict
     kfac: dict
 
@@ -146,7 +146,7 @@ def compare(name, problem, steps, seed):
     options: dict = dict(
         problem.kfac,
         matrix="fisher",
-        sample=problem.sample,
+        likelihood=problem.likelihood,
         key=jax.random.key(seed),
         adaptive=False,
     )

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample, loss_root
+from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, TargetLikelihood, loss_root
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.programs.arguments import batch_length
 from jaxblocks.ad.vectors.raveled import dot
@@ -179,7 +179,7 @@ def factor_reader(
     x: PyTree,
     *,
     matrix: CurvatureMatrix,
-    sample: Sample,
+    likelihood: TargetLikelihood,
     samples: int,
     max_size: int,
 ) -> FactorReader:
@@ -193,7 +193,7 @@ def factor_reader(
     require(is_array, "model to return one floating-point array", outputs, "return logits or means", error=TypeError)
     reading = sites.read(model, params, example)
     blocks = plan_blocks(reading, jax.tree.leaves(params), max_size)
-    return FactorReader(reading, blocks, loss_root(matrix, loss, sample, samples))
+    return FactorReader(reading, blocks, loss_root(matrix, loss, likelihood, samples))
 
 
 def kronecker_factors(

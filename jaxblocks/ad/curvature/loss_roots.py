@@ -15,19 +15,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxblocks.ad.curvature.operators import likelihood_functions
+from jaxblocks.ad.curvature.operators import Likelihood, likelihood_functions
 from jaxblocks.ad.programs.arguments import scalar_valued
 from jaxblocks.backend.matrix_functions import apply_matrix_function
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
 
-__all__ = ["CurvatureMatrix", "Sample", "loss_root"]
+__all__ = ["CurvatureMatrix", "TargetLikelihood", "loss_root"]
 
 CurvatureMatrix: TypeAlias = Literal["gauss_newton", "fisher", "empirical_fisher"]
-Sample: TypeAlias = Literal["categorical", "gaussian"] | Callable | None
+TargetLikelihood: TypeAlias = Likelihood | Callable | None
+"""A likelihood, of which only its targets are read; so it may be the function that draws them."""
 
 
-def loss_root(matrix: CurvatureMatrix, loss: Callable, sample: Sample, samples: int) -> Callable[..., Array]:
+def loss_root(
+    matrix: CurvatureMatrix, loss: Callable, likelihood: TargetLikelihood, samples: int
+) -> Callable[..., Array]:
     r"""A function ``root(key, outputs, y) -> (e, *outputs)`` of one example, whose rows are the columns $s_e$.
 
     >>> half_square = lambda f, y: jnp.sum((f - y) ** 2) / 2
@@ -39,9 +42,10 @@ def loss_root(matrix: CurvatureMatrix, loss: Callable, sample: Sample, samples: 
         return lambda key, outputs, y: _hessian_root(lambda f: loss(f, y), widen(outputs))
     if matrix == "empirical_fisher":
         return lambda key, outputs, y: jax.grad(loss)(widen(outputs), y)[None]
-    repair = 'pass sample="categorical", "gaussian" or a function sample(key, outputs)'
-    require(sample is not None, "sample, which draws targets from the model, for the Fisher matrix", "None", repair)
-    draw = sample if callable(sample) else likelihood_functions(sample)[0]
+    repair = 'pass likelihood="categorical", "gaussian" or a function sample(key, outputs)'
+    expected = "a likelihood, from which targets are drawn, for the Fisher matrix"
+    require(likelihood is not None, expected, "None", repair)
+    draw = likelihood if callable(likelihood) else likelihood_functions(likelihood)[0]
 
     def fisher(key, outputs, y):
         outputs = widen(outputs)

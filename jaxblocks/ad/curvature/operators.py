@@ -39,6 +39,7 @@ from jaxblocks.checks.expectations import PositiveInt, checked
 from jaxblocks.checks.names import nearest
 
 __all__ = [
+    "Likelihood",
     "fisher_operator",
     "gauss_newton_operator",
     "gauss_newton_product",

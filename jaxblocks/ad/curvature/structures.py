@@ -32,7 +32,7 @@ from jaxblocks.ad.curvature.kronecker_factors import (
     factor_reader,
     squared_projections,
 )
-from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample
+from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, TargetLikelihood
 from jaxblocks.ad.curvature.risks import over_minibatches
 from jaxblocks.ad.programs.arguments import at_point, batch_length, floating_params
 from jaxblocks.ad.vectors.raveled import dot
@@ -178,7 +178,7 @@ def structured_curvature(
     structure: Structure = "kfac",
     matrix: CurvatureMatrix = "gauss_newton",
     weight_sharing: WeightSharing = "expand",
-    sample: Sample = None,
+    likelihood: TargetLikelihood = None,
     samples: PositiveInt = 1,
     key: Key[Array, ""] | None = None,
     max_size: PositiveInt = 2048,
@@ -210,8 +210,9 @@ def structured_curvature(
         structure, matrix: see above.
         weight_sharing: for kernels that several positions share (time steps, pixels): ``"expand"`` treats each position
             as an example, ``"reduce"`` sums over them first, which is exact for a linear layer before a mean.
-        sample: for ``"fisher"``, which needs a loss that is a negative log-likelihood: ``"categorical"``,
-            ``"gaussian"`` (of variance 1) or ``sample(key, outputs) -> y``.
+        likelihood: for ``"fisher"``, which needs a loss that is a negative log-likelihood: that of
+            `fisher_operator`, ``"categorical"``, ``"gaussian"`` (of variance 1) or a pair; or only its function
+            ``sample(key, outputs) -> y``, since the gradients are those of ``loss``.
         samples: for ``"fisher"``, the number of targets drawn for each example.
         key: for ``"fisher"``.
         max_size: the size up to which a factor is a matrix; a longer side has a diagonal factor.
@@ -226,7 +227,7 @@ def structured_curvature(
     ``chunk_size`` below N, where they are wrong).
 
     Raises:
-        ValueError, TypeError: if arguments do not fit, and for ``"fisher"`` without ``sample`` or ``key``.
+        ValueError, TypeError: if arguments do not fit, and for ``"fisher"`` without ``likelihood`` or ``key``.
 
     >>> x, y = jnp.array([[1.0, 0.0], [0.0, 3.0]]), jnp.zeros((2, 1))
     >>> half_square = lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2
@@ -251,7 +252,8 @@ def structured_curvature(
         # Joined from two parts, since one vector of params may else be read as the kernel of a product.
         whole = lambda vector: unravel(jnp.concatenate([vector[:1], vector[1:]]))
         model, max_size = lambda vector, x: on_tree(whole(vector), x), params.size
-    reader = factor_reader(model, loss, params, x, matrix=matrix, sample=sample, samples=samples, max_size=max_size)
+    options: dict = dict(matrix=matrix, likelihood=likelihood, samples=samples, max_size=max_size)
+    reader = factor_reader(model, loss, params, x, **options)
     examples = batch_length(x=x, **({} if matrix == "fisher" else {"y": y}))
     repair = "pass key=jax.random.key(0)"
     require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", repair)

@@ -24,7 +24,7 @@ from jaxblocks.ad.curvature.kronecker_factors import (
     kronecker_factors,
     squared_projections,
 )
-from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, Sample
+from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, TargetLikelihood
 from jaxblocks.ad.curvature.structures import (
     StructuredCurvature,
     check_damping,
@@ -83,7 +83,7 @@ def scale_by_kfac(
     structure: Literal["kfac", "ekfac"] = "kfac",
     matrix: CurvatureMatrix = "gauss_newton",
     weight_sharing: WeightSharing = "expand",
-    sample: Sample = None,
+    likelihood: TargetLikelihood = None,
     key: Key[Array, ""] | None = None,
     max_size: PositiveInt = 2048,
 ) -> optax.GradientTransformationExtraArgs:
@@ -106,8 +106,8 @@ def scale_by_kfac(
         structure: ``"ekfac"`` replaces the eigenvalues of the factors by moving averages of the squared gradients of
             the examples in the basis of the eigenvectors. When the basis changes, the diagonal in the new basis of the
             matrix with the old averages takes their place.
-        matrix, weight_sharing, sample, key, max_size: as for `jaxblocks.ad.structured_curvature`. ``"gauss_newton"``
-            takes one backward pass for each output of the model, the others one.
+        matrix, weight_sharing, likelihood, key, max_size: as for `jaxblocks.ad.structured_curvature`.
+            ``"gauss_newton"`` takes one backward pass for each output of the model, the others one.
 
     Raises:
         TypeError: if ``update`` gets no params or no batch.
@@ -129,7 +129,7 @@ def scale_by_kfac(
     repair = "pass key=jax.random.key(0)"
     require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", repair)
     check_damping(damping)
-    options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
+    options: dict = dict(matrix=matrix, likelihood=likelihood, samples=1, max_size=max_size)
 
     def init(params) -> Any:
         params = varying_like(floating_params(params), batch, key)
@@ -250,7 +250,7 @@ def kfac(
     structure: Literal["kfac", "ekfac"] = "kfac",
     matrix: CurvatureMatrix = "gauss_newton",
     weight_sharing: WeightSharing = "expand",
-    sample: Sample = None,
+    likelihood: TargetLikelihood = None,
     key: Key[Array, ""] | None = None,
     max_size: PositiveInt = 2048,
     adaptive: bool = True,
@@ -286,7 +286,9 @@ def kfac(
     (doi:10.1137/S1052623403428208; the average).
     """
     options: dict = dict(damping=damping, decay=decay, every=every, norm_constraint=norm_constraint, matrix=matrix)
-    options |= dict(structure=structure, weight_sharing=weight_sharing, sample=sample, key=key, max_size=max_size)
+    options |= dict(
+        structure=structure, weight_sharing=weight_sharing, likelihood=likelihood, key=key, max_size=max_size
+    )
     # Momentum is applied to preconditioned gradients, before the learning rate.
     inner = optax.chain(
         scale_by_kfac(model, loss, batch, **options), optax.trace(momentum), optax.scale_by_learning_rate(learning_rate)

@@ -207,7 +207,7 @@ def test_the_sampled_fisher_approaches_the_gauss_newton_matrix():
         x, w = jnp.asarray(RNG.normal(size=(2, 2))), jnp.asarray(RNG.normal(size=(2, 3)))
         options = dict(matrix="fisher", key=jax.random.key(0), samples=4000, structure="full")
         model = lambda w, x: x @ w
-        of = lambda sample, loss: dense(structured_curvature(model, loss, w, x, None, sample=sample, **options), w)
+        of = lambda drawn, loss: dense(structured_curvature(model, loss, w, x, None, likelihood=drawn, **options), w)
         run = jax.jit(lambda: (of("categorical", cross_entropy), of(lambda key, f: f - 3, half_square)))
         categorical, constant = run()
         expected = exact(model, w, x, softmax_hessian)
@@ -374,11 +374,11 @@ def test_each_device_has_the_matrix_of_its_own_examples(matrix):
 def test_errors_and_their_repairs():
     x, w = jnp.ones((2, 1)), jnp.ones((1, 2))
     call = lambda **options: structured_curvature(lambda w, x: x @ w, half_square, w, x, jnp.ones((2, 2)), **options)
-    with pytest.raises(ValueError, match=r'expected sample, .* got None; pass sample="categorical"'):
+    with pytest.raises(ValueError, match=r'expected a likelihood, .* got None; pass likelihood="categorical"'):
         call(matrix="fisher", key=jax.random.key(0))
     with pytest.raises(ValueError, match=r"expected a key, from which targets are drawn, got None; pass key="):
-        call(matrix="fisher", sample="gaussian")
-    jax.eval_shape(lambda: call(matrix="fisher", sample="gaussian", key=jax.random.key(0)))
+        call(matrix="fisher", likelihood="gaussian")
+    jax.eval_shape(lambda: call(matrix="fisher", likelihood="gaussian", key=jax.random.key(0)))
     with pytest.raises(
         ValueError, match=r"float32 \(2, 1\) at x, got float32 \(4, 2\) at y; give their first axes one"
     ):

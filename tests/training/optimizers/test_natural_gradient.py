@@ -151,8 +151,8 @@ def test_a_batch_with_nan_changes_nothing(as_a_user_has_it):
 def test_errors_and_their_repairs():
     batch = jnp.ones((2, 3)), jnp.ones((2, 1))
     with pytest.raises(ValueError, match=r"expected a key, from which targets are drawn, got None; pass key="):
-        scale_by_kfac(linear, half_square, batch, matrix="fisher", sample="gaussian")
-    optimizer = scale_by_kfac(linear, half_square, batch, matrix="fisher", sample="gaussian", key=jax.random.key(0))
+        scale_by_kfac(linear, half_square, batch, matrix="fisher", likelihood="gaussian")
+    optimizer = scale_by_kfac(linear, half_square, batch, matrix="fisher", likelihood="gaussian", key=jax.random.key(0))
     w = jnp.ones((3, 1))
     state = optimizer.init(w)
     with pytest.raises(TypeError, match=r"expected params and the batch .*; call update\(grads, state, params, batch="):
