@@ -30,7 +30,7 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, TargetLikelihood, loss_root
 from jaxblocks.ad.per_example import factors, sites
-from jaxblocks.ad.programs.arguments import batch_length
+from jaxblocks.ad.programs.arguments import batch_length, explained_model
 from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.checks.errors import require
@@ -188,7 +188,7 @@ def factor_reader(
         require(leaf.size, "numbers in each array of params", leaf, "remove the empty array")
     require(batch_length(x=x), "at least one example", "none", "pass x and y with at least one row")
     example = sites.of_one_example(x)
-    outputs = jax.eval_shape(model, params, example)
+    outputs = jax.eval_shape(explained_model(model), params, example)
     is_array = isinstance(outputs, jax.ShapeDtypeStruct) and jnp.issubdtype(outputs.dtype, jnp.floating)
     require(is_array, "model to return one floating-point array", outputs, "return logits or means", error=TypeError)
     reading = sites.read(model, params, example)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.curvature.kronecker_factors import WeightSharing
 from jaxblocks.ad.curvature.risks import over_minibatches
 from jaxblocks.ad.curvature.structures import Structure, StructuredCurvature, structured_curvature
-from jaxblocks.ad.programs.arguments import floating_params
+from jaxblocks.ad.programs.arguments import explained_model, floating_params
 from jaxblocks.ad.vectors.raveled import dot, raveled
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.varying import varying_like
@@ -84,7 +84,7 @@ class LaplacePosterior:
         root, space = self._root, raveled(self.curvature, params)
 
         def one(x):
-            outputs, pullback = jax.vjp(lambda params: model(params, x).reshape(-1), params)
+            outputs, pullback = jax.vjp(lambda params: explained_model(model)(params, x).reshape(-1), params)
             units = varying_like(jnp.eye(outputs.size, dtype=outputs.dtype), outputs)
             # J P^(-1/2) times its transpose: symmetric and without negative eigenvalues, up to rounding, unlike a
             # product with P^(-1).

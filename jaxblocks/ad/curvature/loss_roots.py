@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxblocks.ad.curvature.operators import Likelihood, likelihood_functions
-from jaxblocks.ad.programs.arguments import scalar_valued
+from jaxblocks.ad.curvature.operators import Likelihood, drawn_by, likelihood_functions
+from jaxblocks.ad.programs.arguments import explained, scalar_valued
 from jaxblocks.backend.matrix_functions import apply_matrix_function
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import require
@@ -37,6 +37,8 @@ def loss_root(
     >>> loss_root("empirical_fisher", half_square, None, 1)(None, jnp.ones(2), jnp.zeros(2))
     Array([[1., 1.]], dtype=float32)
     """
+    repair = "write for instance loss=lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2"
+    loss = explained(loss, 2, "a loss (outputs, y) of one example", repair)
     loss = scalar_valued(loss, name="loss", point="outputs")
     if matrix == "gauss_newton":
         return lambda key, outputs, y: _hessian_root(lambda f: loss(f, y), widen(outputs))
@@ -45,7 +47,7 @@ def loss_root(
     repair = 'pass likelihood="categorical", "gaussian" or a function sample(key, outputs)'
     expected = "a likelihood, from which targets are drawn, for the Fisher matrix"
     require(likelihood is not None, expected, "None", repair)
-    draw = likelihood if callable(likelihood) else likelihood_functions(likelihood)[0]
+    draw = drawn_by(likelihood) if callable(likelihood) else likelihood_functions(likelihood)[0]
 
     def fisher(key, outputs, y):
         outputs = widen(outputs)

@@ -29,7 +29,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key
 
 from jaxblocks.ad.curvature.hessian_products import linearize_gradient
-from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, scalar_valued
+from jaxblocks.ad.programs.arguments import Tree, as_point, at_point, explained, explained_call, scalar_valued
 from jaxblocks.ad.programs.jaxprs import has_forward_only_loop
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.backend.precision import full_precision, widen
@@ -40,6 +40,7 @@ from jaxblocks.checks.names import nearest
 
 __all__ = [
     "Likelihood",
+    "drawn_by",
     "fisher_operator",
     "gauss_newton_operator",
     "gauss_newton_product",
@@ -213,7 +214,14 @@ def likelihood_functions(likelihood: Any) -> tuple[Callable, Callable]:
     repair = f"write {near!r}, or define sample(key, outputs) and log_likelihood(outputs, y)"
     error = ValueError if isinstance(likelihood, str) else TypeError
     require(is_pair, expected, describe(likelihood), repair, error=error)
-    return functions
+    repair = "write for instance lambda outputs, y: -jnp.sum((outputs - y) ** 2, -1) / 2"
+    return drawn_by(functions[0]), explained(functions[1], 2, "a function log_likelihood(outputs, y)", repair)
+
+
+def drawn_by(sample: Callable) -> Callable:
+    """The function that draws targets, with a sentence where it does not take a key and outputs."""
+    repair = "write for instance lambda key, outputs: jax.random.categorical(key, outputs)"
+    return explained(sample, 2, "a function sample(key, outputs), which draws targets", repair)
 
 
 def _categorical(logits, y):
@@ -244,7 +252,9 @@ def _sandwich(push, middle, x) -> Callable:
 
 def _linearized(model, x):
     """The outputs of the model, and its pushforward, which must have a transpose."""
-    outputs, push = linearize(model, x)
+    repair = "close over other arguments, as in lambda x: model(x, ...)"
+    with explained_call(model, 1, "model to be a function of x alone", repair):
+        outputs, push = linearize(model, x)
     loops = has_forward_only_loop(jax.make_jaxpr(push)(as_structs(x)).eqns)
     expected = "model to be differentiable in reverse mode"
     repair = "use jax.lax.scan, or jax.lax.fori_loop with a fixed number of steps"

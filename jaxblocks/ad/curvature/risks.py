@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
+from jaxblocks.ad.programs.arguments import explained
 from jaxblocks.ad.vectors.chunks import order_convolutions
 from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.checks.errors import describe, require
@@ -79,6 +80,8 @@ def empirical_risk(net: LayerLike, loss: Callable, state: PyTree = (), **side: A
     models.
     """
     model = as_function(net, state, **side)
+    repair = "write for instance loss=lambda outputs, y: jaxblocks.mse(outputs, y)"
+    loss = explained(loss, 2, "a loss (outputs, y)", repair)
 
     def risk(params, batch, /, **later):
         x, y = batch

@@ -34,7 +34,7 @@ from jaxblocks.ad.curvature.kronecker_factors import (
 )
 from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, TargetLikelihood
 from jaxblocks.ad.curvature.risks import over_minibatches
-from jaxblocks.ad.programs.arguments import at_point, batch_length, floating_params
+from jaxblocks.ad.programs.arguments import at_point, batch_length, explained_model, floating_params
 from jaxblocks.ad.vectors.raveled import dot
 from jaxblocks.backend.matrix_functions import eigenvectors
 from jaxblocks.backend.varying import varying_like
@@ -244,6 +244,7 @@ def structured_curvature(
     (arXiv:1503.05671); Grosse & Martens 2016, for convolutions (arXiv:1602.01407); George et al. 2018, EKFAC
     (arXiv:1806.03884); Eschenhagen et al. 2023, KFAC for modern architectures (expand and reduce; arXiv:2311.00636).
     """
+    model = explained_model(model)
     params = varying_like(floating_params(params), x, y, key)  # else JAX sums the gradients over the devices
     like = params
     # The full matrix is the exact block of a model with one parameter: the vector of all params.

@@ -26,7 +26,7 @@ from jaxblocks.ad.counting.counts import count_flops
 from jaxblocks.ad.per_example import factors, sites
 from jaxblocks.ad.per_example.gradients import CANCELLATION, is_exact
 from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_labels
-from jaxblocks.ad.programs.arguments import batch_length, floating_params
+from jaxblocks.ad.programs.arguments import batch_length, explained_model, floating_params
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
@@ -184,6 +184,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     one = sites.of_one_example(x1)
     if x2 is not None:
         _check_alike(one, sites.of_one_example(x2))
+    f = explained_model(f)
     once = jax.jit(lambda params, x: f(params, x))  # traced once for the shapes, the sites and all counts
     value = jax.eval_shape(once, params, one)
     floating = isinstance(value, jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)

@@ -25,7 +25,9 @@ __all__ = [
     "as_point",
     "at_point",
     "batch_length",
+    "explained",
     "explained_call",
+    "explained_model",
     "fits",
     "floating_leaves",
     "floating_like",
@@ -124,6 +126,31 @@ def explained_call(f: Callable, number: int, expected: str, repair: str):
         if not takes(f, number):
             require(False, expected, arguments_of(f), repair, error=TypeError)
         raise
+
+
+def explained(f: Callable, number: int, expected: str, repair: str) -> Callable:
+    """``f``, with the sentence of `explained_call` where it does not take this number of arguments.
+
+    >>> power = explained(jnp.power, 2, "power to be a function (x, y)", "write x**y")
+    >>> power(2.0, 3.0)
+    Array(8., dtype=float32, weak_type=True)
+    """
+
+    def call(*args):
+        with explained_call(f, number, expected, repair):
+            return f(*args)
+
+    return call
+
+
+def explained_model(model: Callable) -> Callable:
+    """A model of one example, with a sentence where it does not take params and an input.
+
+    >>> explained_model(jnp.multiply)(2.0, 3.0)
+    Array(6., dtype=float32, weak_type=True)
+    """
+    repair = "write a function of params and x, such as jaxblocks.ad.as_function(net)"
+    return explained(model, 2, "a model (params, x) of one example", repair)
 
 
 def _value(f: Callable, args: tuple, name: str, point: str) -> Any:

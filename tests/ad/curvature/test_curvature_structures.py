@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import jaxblocks as jb
-from jaxblocks.ad import StructuredCurvature, as_function, solve, structured_curvature
+from jaxblocks.ad import StructuredCurvature, as_function, laplace_approximation, solve, structured_curvature
 from jaxblocks.ad.curvature.kronecker_factors import KroneckerFactors
 from jaxblocks.ad.curvature.structures import eigenbases
 
@@ -369,6 +369,31 @@ def test_each_device_has_the_matrix_of_its_own_examples(matrix):
             middle = (lambda f, i: np.eye(2)) if matrix == "gauss_newton" else squared_error
             expected = np.diag(exact(model, params, rows, middle))
             close(ravel_pytree(jax.tree.map(lambda leaf, device=device: leaf[device], found))[0], expected)
+
+
+def test_functions_of_other_arguments(sentences):
+    """A loss, a model, or a function that draws targets, with the call that it needs."""
+    x, y, w = jnp.ones((2, 1)), jnp.ones((2, 2)), jnp.ones((1, 2))
+    model, other = lambda w, x: x @ w, lambda f: jnp.sum(f)
+    loss = r"expected a loss \(outputs, y\) of one example, got a function of \(f\); write for instance loss=lambda"
+    for call in (structured_curvature, laplace_approximation):
+        for structure in ("kfac", "full"):
+            with pytest.raises(TypeError, match=f"{call.__name__} {loss}"):
+                call(model, other, w, x, y, structure=structure)
+            with pytest.raises(
+                TypeError, match=r"expected a model \(params, x\) of one example, got a .* \(f\); write"
+            ):
+                call(other, half_square, w, x, y, structure=structure)
+    with pytest.raises(TypeError, match=r"expected a model \(params, x\)"):
+        laplace_approximation(model, half_square, w, x, y).predictive_covariance(other, x)
+    options = dict(matrix="fisher", key=jax.random.key(0))
+    with pytest.raises(
+        TypeError, match=r"expected a function sample\(key, outputs\), which draws targets, got a .*\(f\)"
+    ):
+        structured_curvature(model, half_square, w, x, y, likelihood=other, **options)
+    pair = structured_curvature(model, half_square, w, x, y, likelihood=(lambda key, f: f + 1, other), **options)
+    alone = structured_curvature(model, half_square, w, x, y, likelihood=lambda key, f: f + 1, **options)
+    np.testing.assert_array_equal(pair.diagonal(), alone.diagonal())
 
 
 def test_errors_and_their_repairs():

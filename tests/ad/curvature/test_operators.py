@@ -451,6 +451,20 @@ def test_fisher_needs_a_key_and_a_likelihood(sentences):
         make(jax.random.key(0), likelihood="poisson")
     with pytest.raises(TypeError, match="a pair of functions"):
         make(jax.random.key(0), likelihood=jnp.sum)
+    with pytest.raises(
+        TypeError, match=r"a function sample\(key, outputs\), which draws .*, got a function of \(key\)"
+    ):
+        make(jax.random.key(0), likelihood=(lambda key: key, lambda outputs, y: outputs[:, 0]))
+    with pytest.raises(TypeError, match=r"a function log_likelihood\(outputs, y\), got a function of \(outputs\)"):
+        make(jax.random.key(0), likelihood=(lambda key, outputs: outputs, lambda outputs: outputs[:, 0]))
+    for call in (
+        lambda f, x: fisher_operator(jax.random.key(0), f, x),
+        lambda f, x: gauss_newton_operator(f, jnp.sum, x),
+    ):
+        with pytest.raises(
+            TypeError, match=r"model to be a function of x alone, got a function of \(w, x\); close over"
+        ):
+            call(lambda w, x: x @ w, jnp.ones((2, 3)))
     with pytest.raises(ValueError, match="samples to be an integer >= 1, got 0"):
         make(jax.random.key(0), samples=0)
     rate = (

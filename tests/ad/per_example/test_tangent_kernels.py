@@ -367,6 +367,7 @@ BAD = [
     (lambda: ntk(linear, W, X, {"x": X}), ValueError, "expected x2 in the containers of x1"),
     (lambda: ntk(linear, W, X, method="dense"), ValueError, "method to be 'auto' or 'contraction'.*got 'dense'"),
     (lambda: ntk(linear, {"w": jnp.arange(3)}, X), TypeError, r"got int32 \(3,\) at params\['w'\]"),
+    (lambda: ntk(lambda w: w, W, X), TypeError, r"expected a model \(params, x\) of one example, got .* of \(w\)"),
     (lambda: ntk(lambda w, x: (x, w), W, X), TypeError, "one floating-point array, got a tuple"),
     (
         lambda: ntk(linear, W, jnp.float32(1)),

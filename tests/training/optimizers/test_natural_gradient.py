@@ -152,6 +152,10 @@ def test_errors_and_their_repairs():
     batch = jnp.ones((2, 3)), jnp.ones((2, 1))
     with pytest.raises(ValueError, match=r"expected a key, from which targets are drawn, got None; pass key="):
         scale_by_kfac(linear, half_square, batch, matrix="fisher", likelihood="gaussian")
+    with pytest.raises(
+        TypeError, match=r"expected a loss \(outputs, y\) of one example, got a function of \(outputs\)"
+    ):
+        kfac(linear, lambda outputs: jnp.sum(outputs), batch, 0.1).init(jnp.ones((3, 1)))
     optimizer = scale_by_kfac(linear, half_square, batch, matrix="fisher", likelihood="gaussian", key=jax.random.key(0))
     w = jnp.ones((3, 1))
     state = optimizer.init(w)
