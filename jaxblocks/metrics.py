@@ -123,7 +123,7 @@ def accuracy(
     (sum_n w_n [predict_class(predictions_n) = targets_n]) / sum_n w_n, with weights w_n = 1 unless given.
 
     Shapes: predictions (..., classes), targets and weights (...). Shapes that do not match, empty data, targets out of
-    range and NaN: see the top of this module.
+    range and NaN: see `jaxblocks.metrics`.
 
     >>> predictions = jnp.array([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]])
     >>> print(f"{accuracy(predictions, jnp.array([0, 1, 1])):.4f}")
@@ -155,7 +155,7 @@ def top_k_accuracy(
     Shapes: predictions (..., classes), targets and weights (...).
 
     Raises:
-        ValueError: unless 1 <= k <= classes; the rest as at the top of this module.
+        ValueError: unless 1 <= k <= classes; the rest as in `jaxblocks.metrics`.
 
     >>> predictions = jnp.array([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
     >>> print(top_k_accuracy(predictions, jnp.array([1, 0]), k=2))
@@ -191,7 +191,7 @@ def perplexity(
     the loss, and take its exponential.
 
     Shapes: logits (..., classes), targets and weights (...). Shapes that do not match, empty data, targets out of
-    range and NaN: see the top of this module.
+    range and NaN: see `jaxblocks.metrics`.
 
     >>> print(f"{perplexity(jnp.zeros((3, 10)), jnp.array([0, 7, 2])):.3f}")
     10.000

@@ -95,7 +95,7 @@ def ddim(
     $σ / α$. $η = 1$ is `ancestral` with ``spread=0``.
 
     Args:
-        predict: ``predict(x, t)``, as in the docstring of this module.
+        predict: ``predict(x, t)`` of x and one time, as in `jaxblocks.diffusion.samplers`.
         x: the value at the first time, see `initial_noise`.
         times: a decreasing grid, see `times`.
         schedule: the noise schedule.

@@ -68,7 +68,7 @@ class Schedule(_Functions):
 
     Both act elementwise and are differentiable for 0 < t < 1, and $α / σ$ decreases. Functions that
     take a schedule check its values at t = 0 and t = 1, and raise a ``ValueError`` that contains a wrong value. A
-    schedule made by a function of this module prints and pickles as the call that made it.
+    schedule made by a function of `jaxblocks.diffusion` prints and pickles as the call that made it.
 
     >>> line = Schedule(signal=lambda t: 1 - t, noise=lambda t: t)
     >>> print(line.signal(0.25), line.noise(0.25), f"{line.log_snr(0.25):.3f}")

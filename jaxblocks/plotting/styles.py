@@ -8,7 +8,7 @@ __all__ = ["legend", "look", "style"]
 
 
 def style() -> Any:
-    """A context in which all plots have the style of this module: ``with style(): ...``.
+    """A context in which all plots have the style of `jaxblocks.plotting`: ``with style(): ...``.
 
     >>> import matplotlib
     >>> with style():

@@ -69,6 +69,13 @@ def test_every_function_of_the_reference_has_a_summary(entries):
     assert missing == []
 
 
+def test_docstrings_of_public_objects_name_the_module_they_refer_to(entries):
+    """`help` of an object shows no "top of this module"."""
+    of = lambda entry: [entry.value, *(vars(entry.value).values() if isinstance(entry.value, type) else ())]
+    found = {entry.name for _, entry in entries for each in of(entry) if "this module" in (each.__doc__ or "")}
+    assert not found, found
+
+
 def test_signatures_are_those_of_the_source(reference):
     """The names of types stay as they are written; the decorators do not change them."""
     assert reference.signature(jaxblocks.Bias).startswith("(*, bias_init: Callable=initializers.zeros, dtype: ")

@@ -73,7 +73,7 @@ class Count:
     """Operations of a function, in total and by named scope. Counts add, and n times a count is that of n calls.
 
     Attributes:
-        multiplications, additions, transcendentals: as defined at the top of this module.
+        multiplications, additions, transcendentals: as defined in `jaxblocks.ad.counting.counts`.
         bytes: of all operands and results, an upper bound of the memory traffic.
         dots: the flops of products of matrices and convolutions among them.
         macs: multiply-accumulates in the convention of papers: the products of matrices and convolutions, with those
@@ -227,7 +227,7 @@ def count_flops(f: Callable, /, *args: PyTree, **kwargs: Any) -> Count:
         kwargs: those that contain arrays are traced, all others (flags, sizes) are static.
 
     Returns:
-        A `Count`. The conventions are at the top of this module: a product of (m, k) and (k, n) matrices has
+        A `Count`. The conventions are in `jaxblocks.ad.counting.counts`: a product of (m, k) and (k, n) matrices has
         $2mnk$ operations, a scan has those of its body times its length. For comparison with published numbers, such
         as the 4.09 GMACs of ResNet-50, ``macs`` has the convention of papers.
 

@@ -1,7 +1,7 @@
 """The operations of one equation: a table of rules by primitive.
 
 A rule takes an equation and returns its multiplications, additions and transcendentals, of real numbers; the
-conventions are at the top of `jaxblocks.ad.counting`.
+conventions are at the top of `jaxblocks.ad.counting.counts`.
 """
 
 import math

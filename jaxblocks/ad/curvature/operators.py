@@ -66,7 +66,8 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
         x: the point, a pytree of floating-point arrays.
 
     Returns:
-        A function of ``v``, which is like ``x``. The function is itself a pytree (see the top of this module).
+        A function of ``v``, which is like ``x``. The function is itself a pytree, so that one jitted function can
+        return it and another can take it (see `jaxblocks.ad.curvature.operators`).
 
     Raises:
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.

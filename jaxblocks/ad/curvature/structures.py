@@ -207,7 +207,7 @@ def structured_curvature(
         loss: ``loss(outputs, y)``, a scalar for one example.
         params: a pytree of floating-point arrays.
         x, y: pytrees of arrays with the N examples on their first axis. ``y`` is not read for ``"fisher"``.
-        structure, matrix: see above.
+        structure, matrix: as listed before the arguments.
         weight_sharing: for kernels that several positions share (time steps, pixels): ``"expand"`` treats each position
             as an example, ``"reduce"`` sums over them first, which is exact for a linear layer before a mean.
         likelihood: for ``"fisher"``, which needs a loss that is a negative log-likelihood: that of

@@ -40,7 +40,7 @@ __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
 
 class Prices(NamedTuple):
-    """The constants of the price of an equation; the top of this module describes their measurement.
+    """The constants of the price of an equation; `jaxblocks.ad.planning.prices` describes their measurement.
 
     Attributes:
         dot, conv, other: operations a second.
