@@ -47,8 +47,8 @@ class Descent:
         distances: the distances from the minimizer, ``(steps + 1,)``; ``None`` if it is unknown.
         minimum: the minimum of f; ``None`` if the minimizer is unknown.
         bounds: by name, upper bounds of ``values - minimum``, ``(steps + 1,)`` each. ``"convex"`` is the bound of the
-            lecture (infinite where the theorem does not apply), ``"sharp"`` the best possible bound, ``"strongly
-            convex"`` the linear rate.
+            lecture (infinite where the theorem does not apply, above 1 / L), ``"sharp"`` the best possible bound for
+            convex functions (infinite from 2 / L on), ``"strongly convex"`` the linear rate.
 
     With ``jax.vmap`` all arrays have a leading axis of runs.
     """
@@ -252,8 +252,8 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
         if float(step_size) > 2 / known.smoothness * (1 + 1e-6):
             warn(
                 f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
-                f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; the bounds hold "
-                f"for step sizes of at most 1 / L = {1 / known.smoothness:.6g}."
+                f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; below it the "
+                f"bounds hold (the convex one for step sizes of at most 1 / L = {1 / known.smoothness:.6g})."
             )
     return step_size
 
