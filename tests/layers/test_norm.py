@@ -1,6 +1,7 @@
 """Normalization: values of the lectures and of PyTorch, padding, devices, half precision, and errors."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -1013,6 +1014,10 @@ def test_vectors_of_length_one_at_every_scale(sentences):
     np.testing.assert_allclose(
         compiled(functools.partial(unit_norm, order=1))(x), [[3 / 7, -4 / 7], [3 / 7, 4 / 7], [0, 0]], rtol=1e-6
     )
+    long = np.float32([[9e37, -9e37], [3e38, 3e38], [0, 0]])  # a norm above 8.5e37 has no reciprocal
+    for order, size in (1, 1 / 2), (3, 2 ** (-1 / 3)), (math.inf, 1):
+        y = compiled(functools.partial(unit_norm, order=order))(long)
+        np.testing.assert_allclose(y, [[size, -size], [size, size], [0, 0]], rtol=1e-6)
     with pytest.raises(
         ValueError, match=r"unit_norm expected order to be a number >= 1, got 0.5; pass one such as order=1"
     ):

@@ -42,8 +42,9 @@ def unit_norm(
     if order == 2:
         return unit_vector(x, over)
     wide = widen(x)
-    length = norm(wide, over, order, keepdims=True)
-    length = jnp.where(vanishes(length), 1, length)
+    largest = jnp.max(jnp.abs(wide), over, keepdims=True, initial=0)
+    wide = divided(wide, unit_of(largest))  # the norm may be above the range, and its reciprocal below
+    length = jnp.where(vanishes(largest), 1, norm(wide, over, order, keepdims=True))
     return divide(wide, jnp.broadcast_to(length, wide.shape)).astype(x.dtype)
 
 
