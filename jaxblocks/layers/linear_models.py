@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -169,6 +170,7 @@ def _least_squares(x, y, ridge):
     n = x.shape[0]
     centered, x_mean = _center(x)
     y_centered, y_mean = _center(y)
+    centered, ridge, unit = _in_own_unit(centered, ridge)
 
     def fit(target):  # (n,) -> (in,)
         def gradient(weights):
@@ -184,7 +186,7 @@ def _least_squares(x, y, ridge):
         return _root(gradient, start, solve)[0]
 
     # One right-hand side at a time, so that `_root` sees a vector of unknowns.
-    kernel = jax.vmap(fit, in_axes=1, out_axes=1)(y_centered)  # (in, out)
+    kernel = divided(jax.vmap(fit, in_axes=1, out_axes=1)(y_centered), unit)  # (in, out)
     return kernel, y_mean - x_mean @ kernel
 
 
@@ -192,6 +194,7 @@ def _least_squares(x, y, ridge):
 @full_precision()
 def _logistic(x, sign, ridge):
     centered, mean = _center(x)
+    centered, ridge, unit = _in_own_unit(centered, ridge)
 
     def gradient(weights):  # of the loss, in (w, b + mean w)
         residual = -sign * jax.nn.sigmoid(-sign * (centered @ weights[:-1] + weights[-1])) / len(x)
@@ -203,7 +206,8 @@ def _logistic(x, sign, ridge):
     # The bias is b + mean w in centered coordinates.
     start = varying_like(jnp.zeros(x.shape[1] + 1, x.dtype), x, sign, ridge)
     weights, found = _root(gradient, start, solve)
-    return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
+    kernel = divided(weights[:-1, None], unit)
+    return kernel, weights[-1:] - mean @ kernel, found == 1
 
 
 def _newton(x, sign, ridge):
@@ -278,6 +282,16 @@ def _svd(x):
     """Singular vectors (n, k), values (k,) and vectors (k, in), and which values exceed rounding errors."""
     left, s, right = jnp.linalg.svd(x, full_matrices=False)
     return left, s, right, s > max(x.shape) * float(jnp.finfo(x.dtype).eps) * s[:1]
+
+
+def _in_own_unit(centered, ridge):
+    """Data and the penalty of their weights in a unit, a power of two, and this unit, by which weights are divided.
+
+    The Hessian has squares of the data, which in float32 leave the range for data above 1e19 or below 1e-19.
+    """
+    largest = jnp.max(jnp.abs(centered), initial=0)
+    unit = unit_of(jnp.maximum(largest, jnp.sqrt(lax.stop_gradient(ridge))))
+    return divided(centered, unit), divided(divided(ridge, unit), unit), unit
 
 
 def _center(x):

@@ -126,6 +126,21 @@ def test_large_offsets_keep_the_precision():
     np.testing.assert_allclose(params["kernel"], [[2.0]], rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+def test_data_of_every_size(scale):
+    """Weights are the inverse of the unit of the features; squares of 1e-20 and of 1e20 leave the range of float32."""
+    rng = np.random.default_rng(5)
+    x, labels = rng.normal(size=(12, 3)).astype(np.float32), np.arange(12) % 2
+    y, scale = x @ np.ones((3, 1), np.float32) + labels[:, None].astype(np.float32), np.float32(scale)
+
+    for fit, targets in (linear_regression, y), (logistic_regression, labels):
+        expected, found = (compiled(fit)(c * x, targets) for c in (np.float32(1), scale))
+        np.testing.assert_allclose(found["kernel"] * scale, expected["kernel"], rtol=1e-3)
+        np.testing.assert_allclose(found["bias"], expected["bias"], rtol=1e-3)
+    slope = lambda c: jax.jit(jax.jacobian(lambda y: linear_regression(c * x, y)["kernel"]))(y) * c
+    np.testing.assert_allclose(slope(scale), slope(np.float32(1)), rtol=1e-3, atol=1e-5)
+
+
 def test_derivatives_of_the_fit(x64):
     """Along the ridge, with A = X_c^T X_c / N: dW/dlambda = -A^{-1} W and d2W/dlambda2 = 2 A^{-2} W, at 0 too."""
     x, y = data(n=12)
