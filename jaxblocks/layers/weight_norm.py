@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision, widen
 from jaxblocks.backend.quotients import divide, norm, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
@@ -140,7 +141,10 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
         _check_values("vectors", state["vectors"], kernels, "inner", "outer")
         vectors = dict(state["vectors"])
         for path, kernel in kernels.items():
-            matrix = _matrix(kernel)
+            # In a unit of the largest entry, since a sigma above 8.5e37 has a reciprocal of 0; quotients are the same.
+            wide = widen(kernel)
+            wide = divided(wide, unit_of(jnp.max(jnp.abs(wide), initial=0)))
+            matrix = _matrix(wide)
             if train:
                 # In evaluation the stored vectors stay as they are, and only sigma is computed from the current kernel.
                 vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
@@ -149,7 +153,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             with full_precision():
                 sigma = u @ (matrix @ w)  # u^T W w
             # A kernel of zeros stays as it is instead of becoming NaN.
-            kernels[path] = divide(widen(kernel), jnp.where(vanishes(sigma), 1.0, sigma)).astype(kernel.dtype)
+            kernels[path] = divide(wide, jnp.where(vanishes(sigma), 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
         return outputs, {"layer": own, "vectors": vectors}
 
