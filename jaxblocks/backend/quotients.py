@@ -155,7 +155,9 @@ def _push_norm(axes, order, primals, tangents):
     [x], [d_x] = primals, tangents
     y = _norm(x, axes, order)
     zero = vanishes(y)
-    slope = divide(jnp.where(zero, 0, x), jnp.where(zero, 1, y))
+    length = jnp.where(zero, 1, y)
+    unit = unit_of(length)  # in which the length has a reciprocal, also above 8.5e37
+    slope = divide(divided(jnp.where(zero, 0, x), unit), divided(length, unit))
     if order != 2:
         zero = vanishes(x)
         slope = jnp.where(zero, 0, jnp.sign(x) * jnp.where(zero, 1, jnp.abs(slope)) ** (order - 1))

@@ -67,6 +67,8 @@ def test_norms_of_every_length(order):
         np.testing.assert_allclose(hessian[:5] * lengths[:, None, None], np.tile(bend, (5, 1, 1)), atol=1e-6)
         assert not hessian[5].any()
     assert not value[5] and not gradient[5].any()
+    longest = jax.jit(jax.grad(lambda x: norm(x, 0, order)))(np.float32(2.0**125) * x)  # a length of 1.7e38
+    np.testing.assert_allclose(longest, slope, rtol=2e-6)
 
 
 @pytest.mark.parametrize("order", [100, 300, 1e6])

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Num
 
 from jaxblocks.backend.matrix_functions import apply_matrix_function
 from jaxblocks.backend.precision import full_precision, widen
-from jaxblocks.backend.quotients import norm
+from jaxblocks.backend.quotients import norm, unit_vector, vanishes
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import checked
 
@@ -89,7 +89,7 @@ def kernel_of_angles(
 def _directions(x, norm):
     """The rows as unit vectors; any unit vector for a row of zeros, since its kernel is 0."""
     some = jnp.eye(1, x.shape[1], dtype=x.dtype)
-    return jnp.where(norm[:, None] > 0, x / jnp.where(norm > 0, norm, 1)[:, None], some)
+    return jnp.where(vanishes(norm)[:, None], some, unit_vector(x))
 
 
 @checked

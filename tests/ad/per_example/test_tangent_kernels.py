@@ -202,6 +202,18 @@ def test_closed_form_is_the_mean_over_weights():
         np.testing.assert_allclose(ntk_relu(x1, x2), mean, atol=0.03)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e25, 4e37])
+def test_kernels_of_long_and_of_short_inputs(scale):
+    """The kernel is homogeneous in each input; the square of a norm of 1e-20 is 0, and so is 1 / 1.6e38."""
+    x1, x2 = draw(3, 4, dtype=np.float32), 1e4 * draw(2, 4, seed=5, dtype=np.float32)
+    x1 *= 4 / np.linalg.norm(x1, axis=1, keepdims=True)
+    of_first = jax.jit(jax.value_and_grad(lambda x1, x2: ntk_relu(x1, x2).sum()))
+    expected, slope = of_first(x1, x2)
+    found, steep = of_first(np.float32(scale) * x1, x2 / np.float32(scale))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(steep * np.float32(scale), slope, rtol=1e-4, atol=1)
+
+
 def test_diagonal_is_exact():
     """In float32, arccos has an error of 1e-4 on the diagonal; gradients are finite there and at zero."""
     x = draw(5, 7, dtype=np.float32)
