@@ -13,7 +13,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
 from jaxblocks.checks.values import check_entries
 
-__all__ = ["as_entries", "fill", "in_own_unit", "mask_of_entries", "weighted_mean", "zero"]
+__all__ = ["as_entries", "fill", "mask_of_entries", "weighted_mean", "zero"]
 
 
 @checked
@@ -48,9 +48,11 @@ def weighted_mean(
     """
     # At least float32, in which sums of many losses keep their digits.
     dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
+    weights = weights.astype(jnp.float64 if weights.dtype == jnp.float64 else dtype)
     message = "finite weights >= 0, got weights from {low} to {high}; give values that do not count the weight 0"
     check_entries(weights, lambda known: (known >= 0) & (known < jnp.inf), message, check=check)
-    weights, _ = in_own_unit(weights, dtype)
+    # In a unit of the largest weight, so that no product or sum leaves the range; a mask stays as it is.
+    weights = divided(weights, unit_of(jnp.max(weights, initial=0))).astype(dtype)
     total = jnp.sum(weights)
     # A weight of 0 removes the value, also where it is NaN or infinite, and its tangent; where all weights are 0 the
     # mean is 0. A finite value stays, since it is in the derivative with respect to its weight.
@@ -58,20 +60,6 @@ def weighted_mean(
     constant = jax.lax.stop_gradient(jnp.where(jnp.isfinite(values), values, 0))
     products = weights * jnp.where(weights == 0, constant, values)
     return divide(jnp.sum(products), jnp.where(vanishes(total), 1, total))
-
-
-def in_own_unit(weights: Array, dtype) -> tuple[Array, Array]:
-    """Weights divided by a power of two near the largest one, and this unit: no product or sum leaves the range.
-
-    The unit of weights that are all 0 is the smallest one, and that of a mask is 1.
-
-    >>> weights, unit = in_own_unit(jnp.array([5.0, 1.0]), jnp.float32)
-    >>> weights.tolist(), unit.item()
-    ([1.25, 0.25], 4.0)
-    """
-    weights = weights.astype(jnp.float64 if weights.dtype == jnp.float64 else dtype)
-    unit = unit_of(jnp.max(weights, initial=0), of_zero=float(jnp.finfo(weights.dtype).tiny))
-    return divided(weights, unit).astype(dtype), unit
 
 
 def fill(where, x, value):

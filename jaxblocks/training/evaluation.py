@@ -121,10 +121,7 @@ _kept_means_of = kept(16)(means_of)
 
 def _mean_of_batches(name: str, means, sizes) -> float:
     """The mean of the means of batches by the sums of their weights, or by their sizes where there are no weights."""
-    own = [(size, 1.0) if own is None else own for (_, own), size in zip(means, sizes, strict=True)]
-    # In the largest of their units: the sum of the weights may be above the range.
-    largest = max(float(unit) for _, unit in own)
-    weights = [float(weight) * (float(unit) / largest) for weight, unit in own]
+    weights = [size if total is None else float(total) for (_, total), size in zip(means, sizes, strict=True)]
     total = math.fsum(weights)
     if total == 0:
         require(False, f"weights of the metric {name!r} that are not all 0", "zeros", "omit these rows")

@@ -31,8 +31,8 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
         outputs, state = forward(ts._replace(params=params), x, side)
         mean, weight = mean_loss("the loss", loss, x, outputs, y, check)
         # Parts without weights have the same number of entries, so that their means have equal weights.
-        weight, unit = (jnp.ones((), mean.dtype), None) if weight is None else weight
-        return mean * weight, (weight, unit, state)
+        weight = jnp.ones((), mean.dtype) if weight is None else weight
+        return mean * weight, (weight, state)
 
     def objective_of(ts, x, y, side):
         arrays, static = split_side(side)
@@ -49,19 +49,19 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
                 i, (x, y, arrays) = part
                 own = ts._replace(state=state, key=child_key(key, i))
                 new, state = function(params, own, x, y, {**arrays, **static})
-                return (without_weak_types(state), _added(sums, new)), None
+                return (without_weak_types(state), jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new)), None
 
-            (state, (sums, _)), _ = lax.scan(body, (state_0, begin), (jnp.arange(n), parts))
+            (state, sums), _ = lax.scan(body, (state_0, begin), (jnp.arange(n), parts))
             return sums, state
 
         def with_gradient(params, *arguments):
             checked = lambda params: of_part(params, *arguments, check=lambda own: check_weights(own, params))
-            (total, (weight, unit, state)), gradient = jax.value_and_grad(checked, has_aux=True)(params)
-            return ((total, weight, gradient), unit), state
+            (total, (weight, state)), gradient = jax.value_and_grad(checked, has_aux=True)(params)
+            return (total, weight, gradient), state
 
         def without_gradient(*arguments):
-            total, (weight, unit, state) = of_part(*arguments)
-            return ((total, weight), unit), state
+            total, (weight, state) = of_part(*arguments)
+            return (total, weight), state
 
         with _as_part(n, jax.tree.leaves(x_0)):
             shapes, after = jax.eval_shape(lambda params: without_gradient(params, ts, x_0, y_0, side_0), ts.params)
@@ -72,7 +72,7 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
             # Inside of `jax.shard_map` gradients are summed over the devices after each has divided by its own weights.
             own, summed = jax.vjp(lambda params: varying_like(params, zeros), params)
             begin = jax.tree.map(lambda p: varying_like(jnp.zeros_like(p, wide_dtype(p.dtype)), p), own)
-            (total, weight, gradient), state = in_turn(own, with_gradient, ((*zeros[0], begin), zeros[1]))
+            (total, weight, gradient), state = in_turn(own, with_gradient, (*zeros, begin))
             gradient = jax.tree.map(lambda g, p: _quotient(g, weight).astype(p.dtype), gradient, own)
             value = _quotient(total, weight)
             if penalty is not None:
@@ -88,20 +88,6 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
         return run, value_fn
 
     return objective_of
-
-
-def _added(sums, new):
-    """The sums and the part that is added, each a tree in its unit of weights, in the larger unit.
-
-    Without weights both units are ``None``.
-    """
-    (sums, unit), (new, own) = sums, new
-    if unit is None:
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new), None
-    larger = jnp.maximum(unit, own)
-    old, own = unit / larger, own / larger
-    in_larger = lambda a, b: a * old.astype(a.real.dtype) + b.astype(a.dtype) * own.astype(a.real.dtype)
-    return jax.tree.map(in_larger, sums, new), larger
 
 
 def _quotient(total, weight):

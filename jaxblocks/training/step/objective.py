@@ -18,7 +18,6 @@ from jaxblocks.core.lifting import as_layer, declared_by, required_by, side_inpu
 from jaxblocks.core.pairs import Layer, LayerLike, StatefulLayer, layer_name
 from jaxblocks.core.shapes import as_inputs
 from jaxblocks.losses import weighted_mean
-from jaxblocks.losses.masks import in_own_unit
 from jaxblocks.metrics import accuracy, top_k_accuracy
 from jaxblocks.training.step.state import as_typed_key
 
@@ -124,7 +123,7 @@ def steepest_ascent(gradient):
 
 def mean_loss(
     what: str, loss: Callable, x, outputs, y, check: Callable | None = None
-) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]] | None]:
+) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
     """`mean_of` the loss, or an error that names the cause where the net does not keep the batch axis."""
     try:
         value = call_loss(loss, outputs, y)
@@ -167,13 +166,13 @@ def call_loss(loss: Callable, outputs, y):
     return loss(outputs, y)
 
 
-def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]] | None]:
-    """The mean of all entries, in float32, or float64 for float64, and the sum of the weights with its unit.
+def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+    """The mean of all entries, in float32, or float64 for float64, and the sum of the weights.
 
-    ``value`` is an array, or a pair ``(values, weights)`` of one shape: the mean is the `weighted_mean` then. The sum
-    is that of the weights divided by the unit, a power of two; without weights it is ``None``. Raises if operands were
-    broadcast silently: a valid value, one number per example or per entry of more axes, has the leading axes of the
-    outputs or of ``y``. Outputs ``(64, 1)`` minus ``y`` ``(64,)`` have the shape ``(64, 64)``, which is rejected.
+    ``value`` is an array, or a pair ``(values, weights)`` of one shape: the mean is the `weighted_mean` then. Without
+    weights their sum is ``None``. Raises if operands were broadcast silently: a valid value, one number per example or
+    per entry of more axes, has the leading axes of the outputs or of ``y``. Outputs ``(64, 1)`` minus ``y`` ``(64,)``
+    have the shape ``(64, 64)``, which is rejected.
     """
     value, weights = _values_and_weights(what, value)
     shape = value.shape
@@ -193,9 +192,7 @@ def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], tuple[Float
     dtype = jnp.float64 if value.dtype == jnp.float64 else jnp.float32
     if weights is None:
         return jnp.mean(value, dtype=dtype), None
-    mean = weighted_mean(value, weights)
-    weights, unit = in_own_unit(weights, dtype)
-    return mean, (jnp.sum(weights), unit)
+    return weighted_mean(value, weights), jnp.sum(weights, dtype=dtype)
 
 
 def _values_and_weights(what: str, value):
