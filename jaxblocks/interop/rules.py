@@ -262,7 +262,7 @@ def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
 
 def shape_of_copy(group: list[Plan]) -> tuple[int, ...]:
     """The shape of one copy of a param, or of the parts of a group side by side."""
-    shapes = [plan.leaf.shape[len(plan.copies) :] for plan in group]
+    shapes = [plan.leaf.shape[len(plan.copies) :] for plan in group]  # without the axes of copies
     return shapes[0] if group[0].part is None else (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 

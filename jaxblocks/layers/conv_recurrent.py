@@ -175,7 +175,7 @@ def ConvLSTMCell(
     check_forget_bias(forget_bias, use_bias=use_bias)
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
     inits = kernel_init, recurrent_kernel_init, bias_init, param_dtype
-    draw, check_drawn, shape_of, axes = _parts(
+    draw, check_drawn, shape_of, axes = _params_and_shape(
         4, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits
     )
     draw = with_forget_bias(draw, "bias", features, forget_bias) if use_bias else draw
@@ -223,7 +223,7 @@ def ConvGRUCell(
     """
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
     inits = kernel_init, recurrent_kernel_init, bias_init, param_dtype
-    draw, check_drawn, shape_of, axes = _parts(
+    draw, check_drawn, shape_of, axes = _params_and_shape(
         3, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits
     )
     step, products = partial(conv_gru_step, **options), partial(_products_after_reset, **options)
@@ -232,7 +232,7 @@ def ConvGRUCell(
     return cell
 
 
-def _parts(gates, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits):
+def _params_and_shape(gates, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits):
     """What `params_of_gates` returns, the shape of the carry for an input, and the number of spatial axes."""
     windows = _windows(kernel_size, recurrent_kernel_size)
     draw, check_drawn = params_of_gates(gates, features, use_bias, False, *inits, windows=windows)

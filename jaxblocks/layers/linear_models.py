@@ -285,7 +285,7 @@ def _svd(x):
 
 
 def _in_own_unit(centered, ridge):
-    """Data and the penalty of their weights in a unit, a power of two, and this unit, by which weights are divided.
+    """The data and the penalty in a unit, a power of two, and the unit, by which weights are divided afterwards.
 
     The Hessian has squares of the data, which in float32 leave the range for data above 1e19 or below 1e-19.
     """

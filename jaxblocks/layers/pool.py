@@ -463,6 +463,7 @@ def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
         even = x.shape[axis] // 2 * 2
         x = operation(cut(x, 0, even, 2), cut(x, 1, even, 2))
         window, stride = window // 2, stride // 2
+    # From the first start of a window to one past the last.
     reach = (x.shape[axis] - dilation * (window - 1) - 1) // stride * stride + 1
     if window <= stride:  # windows do not overlap, so that no part of one is part of another
         parts = [cut(x, start * dilation, start * dilation + reach, stride) for start in range(window)]

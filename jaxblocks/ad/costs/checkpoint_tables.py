@@ -32,8 +32,8 @@ def checkpoint_table(
     r"""The cost of a gradient with each way of checkpointing, at one depth: operations, time and memory.
 
     A checkpointed gradient stores fewer values and computes the others again. `CostTable.plot_frontier` draws the
-    cost of each row over its memory. The steps that are computed again are counted as often as they are made; in
-    `cost_table` and `count_flops` the loop between two snapshots, whose length varies, counts as one step.
+    cost of each row over its memory. Here each recomputed step is counted each time it runs.
+    `cost_table` and `count_flops` count the loop between two snapshots once, since its length varies.
 
     Args:
         make: ``make(depth, checkpoint=...)`` returns ``(f, x)``, as for `memory_curve`: a scalar-valued function and

@@ -174,7 +174,7 @@ def _trace_or_reason(program, *args) -> Traced | str:
         mode = missing_mode(error)
         if mode is None:
             raise
-        return _REASONS["solve" if "custom_linear_solve" in str(error) else mode]
+        return _REASONS[f"{mode}, solve" if "custom_linear_solve" in str(error) else mode]
 
 
 def _count_or_reason(trace) -> Count | str:
@@ -187,7 +187,8 @@ def _count_or_reason(trace) -> Count | str:
 _REASONS = {
     "forward": "a jax.custom_vjp has no rule for forward mode",
     "reverse": "a loop of unknown length has no reverse mode",
-    "solve": "JAX has no second derivative of a custom_linear_solve in this order",
+    "forward, solve": "JAX has no second derivative of a custom_linear_solve in this order",
+    "reverse, solve": "a custom_linear_solve without transpose_solve has no reverse mode",
 }
 
 # All take the weights of the outputs or the direction, and the arguments of f.

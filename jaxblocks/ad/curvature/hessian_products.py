@@ -99,7 +99,7 @@ def linearize_gradient(f: Callable, x: PyTree) -> Callable:
         if mode is None:
             raise
     if mode == "forward":  # the Hessian is symmetric
-        return Partial(_pulled, jax.vjp(jax.grad(f), x)[1])
+        return _stored(Partial(_pulled, jax.vjp(jax.grad(f), x)[1]))
     return Partial(functools.partial(_forward_over_forward, with_forward_mode(f, x)), x)
 
 

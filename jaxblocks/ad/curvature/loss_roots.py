@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxblocks.ad.curvature.operators import Likelihood, drawn_by, likelihood_functions
+from jaxblocks.ad.curvature.operators import Likelihood, explained_sample, likelihood_functions
 from jaxblocks.ad.programs.arguments import explained, scalar_valued
 from jaxblocks.backend.matrix_functions import apply_matrix_function
 from jaxblocks.backend.precision import widen
@@ -25,7 +25,7 @@ __all__ = ["CurvatureMatrix", "TargetLikelihood", "loss_root"]
 
 CurvatureMatrix: TypeAlias = Literal["gauss_newton", "fisher", "empirical_fisher"]
 TargetLikelihood: TypeAlias = Likelihood | Callable | None
-"""A likelihood, of which only its targets are read; so it may be the function that draws them."""
+"""A likelihood of `fisher_operator`, or only the function that draws its targets."""
 
 
 def loss_root(
@@ -47,7 +47,10 @@ def loss_root(
     repair = 'pass likelihood="categorical", "gaussian" or a function sample(key, outputs)'
     expected = "a likelihood, from which targets are drawn, for the Fisher matrix"
     require(likelihood is not None, expected, "None", repair)
-    draw = drawn_by(likelihood) if callable(likelihood) else likelihood_functions(likelihood)[0]
+    if callable(likelihood):
+        draw = explained_sample(likelihood)
+    else:
+        draw, _ = likelihood_functions(likelihood, "a function sample(key, outputs)")
 
     def fisher(key, outputs, y):
         outputs = widen(outputs)

@@ -40,7 +40,7 @@ from jaxblocks.checks.names import nearest
 
 __all__ = [
     "Likelihood",
-    "drawn_by",
+    "explained_sample",
     "fisher_operator",
     "gauss_newton_operator",
     "gauss_newton_product",
@@ -81,7 +81,7 @@ def hessian_operator(f: Callable[[Tree], Float[Array, ""]], x: Tree) -> Callable
     """
     f, x = scalar_valued(f), as_point(x)
     like = as_structs(x)
-    # An error about v begins with the name of the public function that the lambda is in.
+    # This lambda stays in the public function: errors about v begin with its name.
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linearize_gradient(f, x))
 
 
@@ -203,23 +203,26 @@ def fisher_operator(
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), product)
 
 
-def likelihood_functions(likelihood: Any) -> tuple[Callable, Callable]:
-    """The functions ``sample(key, outputs)`` and ``log_likelihood(outputs, y)`` of a likelihood."""
+def likelihood_functions(likelihood: Any, *others: str) -> tuple[Callable, Callable]:
+    """The functions ``sample(key, outputs)`` and ``log_likelihood(outputs, y)`` of a likelihood.
+
+    ``others`` are further forms that the caller accepts, for the error.
+    """
     if isinstance(likelihood, str) and likelihood in _LIKELIHOODS:
         return _LIKELIHOODS[likelihood]
     functions: Any = likelihood
     is_pair = isinstance(likelihood, tuple) and len(likelihood) == 2 and all(map(callable, likelihood))
-    names = ", ".join(map(repr, _LIKELIHOODS))
+    names = ", ".join([*map(repr, _LIKELIHOODS), *others])
     expected = f"likelihood to be {names} or a pair of functions (sample, log_likelihood)"
     near = nearest(str(likelihood), _LIKELIHOODS) or next(iter(_LIKELIHOODS))
     repair = f"write {near!r}, or define sample(key, outputs) and log_likelihood(outputs, y)"
     error = ValueError if isinstance(likelihood, str) else TypeError
     require(is_pair, expected, describe(likelihood), repair, error=error)
     repair = "write for instance lambda outputs, y: -jnp.sum((outputs - y) ** 2, -1) / 2"
-    return drawn_by(functions[0]), explained(functions[1], 2, "a function log_likelihood(outputs, y)", repair)
+    return explained_sample(functions[0]), explained(functions[1], 2, "a function log_likelihood(outputs, y)", repair)
 
 
-def drawn_by(sample: Callable) -> Callable:
+def explained_sample(sample: Callable) -> Callable:
     """The function that draws targets, with a sentence where it does not take a key and outputs."""
     repair = "write for instance lambda key, outputs: jax.random.categorical(key, outputs)"
     return explained(sample, 2, "a function sample(key, outputs), which draws targets", repair)

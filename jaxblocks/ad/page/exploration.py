@@ -158,12 +158,9 @@ def explore(
     try:
         levels, trace, program = graph_of(of_xs, xs)
     except (TypeError, ValueError) as error:
-        if missing_mode(error) is None:
+        if missing_mode(error) != "reverse":
             raise
-        repair = (
-            "give its loop a fixed length (fori_loop with static bounds, or scan), or call cost_table, or trace_table, "
-            "whose adjoints are those of the iterations that are made"
-        )
+        repair = "give its loop a fixed length (scan, or fori_loop with static bounds), or call trace_table"
         require(False, "f to have a reverse mode, for the adjoints", "a loop of unknown length", repair)
     say("counting, compiling and timing the derivatives" if measure else "counting the operations of the derivatives")
     # `cost_table` and `plan_of` take one point, so several arguments are passed as one tuple.

@@ -192,8 +192,8 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     require(floating, "f to return one floating-point array", value, repair, error=TypeError)
     leaves: tuple[LeafPlan, ...] = ()
     programs: dict[str, Callable] = {
-        "contraction": functools.partial(_contraction, once, trace),
-        "products": functools.partial(_products, once, trace),
+        "contraction": functools.partial(_contraction, f, trace),
+        "products": functools.partial(_products, f, trace),
     }
     if method in ("auto", "structured") or always:
         reading = sites.read(once, params, one)

@@ -33,14 +33,17 @@ def missing_mode(error: Exception) -> str | None:
     """The mode of differentiation, ``"forward"`` or ``"reverse"``, whose absence an error of JAX reports.
 
     Forward mode is missing for a `jax.custom_vjp`, a second time for some linear solves (`with_forward_rules`), and for
-    a rule that reads traced values besides its arguments, as that of `jax.experimental.ode.odeint` does; for these two
-    reverse over reverse mode exists.
+    a rule that reads traced values besides its arguments, as that of `jax.experimental.ode.odeint` does; the error of
+    this rule has no public class, so that callers catch any ``Exception`` and raise it again for ``None``. Reverse mode
+    is missing for loops of unknown length, and for linear solves without a transposed solver.
 
     >>> missing_mode(
     ...     TypeError("can't apply forward-mode autodiff (jvp) to a custom_vjp function.")
     ... )
     'forward'
     """
+    if isinstance(error, TypeError) and "transpose_solve required" in str(error):
+        return "reverse"
     if _reads_others(error):
         return "forward"
     if isinstance(error, TypeError | NotImplementedError) and any(name in str(error) for name in _REVERSE_ONLY):
@@ -55,7 +58,7 @@ def _reads_others(error: Exception) -> bool:
     return type(error).__name__ == "CustomVJPException"
 
 
-_REVERSE_ONLY = ("custom_vjp", "'custom_lin'", "custom_linear_solve")
+_REVERSE_ONLY = ("custom_vjp", "custom_lin")  # also in "custom_linear_solve"
 
 # JAX raises this where it linearizes a while loop within a jvp: it has lost the names of the arguments of the loop.
 _NESTED_LOOP = "unsupported operand type(s) for +: 'NoneType' and 'tuple'"
@@ -106,7 +109,7 @@ def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
 def with_forward_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, where a `jax.custom_jvp` with the pullback of the pullback replaces each `jax.custom_vjp`.
 
-    Solvers of linear systems have no tangents. A program without either is returned as it is.
+    What the solver of a linear system reads has no tangent. A program without either is returned as it is.
     """
     if not _has_rules(closed):
         return closed
@@ -164,8 +167,7 @@ def _custom_vjp(step: Step) -> list:
                 raise
             raise TypeError(
                 f"{public_name()} expected a custom_vjp whose rule reads its arguments alone, which forward mode "
-                "needs, got one that reads other values that depend on x; differentiate it in reverse mode only: "
-                "jaxblocks.hvp, jaxblocks.hessian, or jax.grad of jax.grad."
+                "needs, got one that reads other values that depend on x; differentiate it in reverse mode only."
             ) from error
 
     found = iter(call(*step.operands))
@@ -177,7 +179,7 @@ def _custom_vjp(step: Step) -> list:
 
 
 def _linear_solve(step: Step) -> list:
-    """The solve without tangents of what its solvers read; the operands are those of its functions, then b."""
+    """The same solve; what its solvers read has no tangents. The operands are those of its functions, then b."""
     lengths = step.params["const_lengths"]
     reads = [name in ("solve", "transpose_solve") for name in lengths._fields for _ in range(getattr(lengths, name))]
     reads += [False] * (len(step.operands) - len(reads))

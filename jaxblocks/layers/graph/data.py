@@ -215,11 +215,12 @@ def batch_graphs(
 
 
 def _filled(graph: Graph, xp) -> Any:
-    """The graph with ``node_graph`` and all masks, by NumPy or JAX (``xp``) those that it lacks."""
+    """The graph, with the masks and the ``node_graph`` that it lacks; ``xp`` is NumPy or JAX."""
     counts = {"node_mask": graph.nodes.shape[0], "edge_mask": graph.senders.shape[0], "graph_mask": count_graphs(graph)}
-    found = {name: xp.ones(count, bool) for name, count in counts.items()}
-    found["node_graph"] = xp.zeros(graph.nodes.shape[0], np.int32)
-    return graph._replace(**{name: x for name, x in found.items() if getattr(graph, name) is None})
+    found = {name: xp.ones(count, bool) for name, count in counts.items() if getattr(graph, name) is None}
+    if graph.node_graph is None:
+        found["node_graph"] = xp.zeros(graph.nodes.shape[0], np.int32)
+    return graph._replace(**found)
 
 
 def unbatch_graphs(graph: Graph) -> list[Graph]:

@@ -1,4 +1,4 @@
-"""What the cells share: both kinds of cells, products of input and carry, params gate by gate, checks."""
+"""What the cells share: the builders of cells with and without a memory, products, params gate by gate, checks."""
 
 from typing import Literal
 
@@ -54,7 +54,10 @@ def cell_of_output(step, products, update, shape_of, draw, check_drawn, dtype, *
 
 
 def lstm_cell(step, products, shape_of, draw, check_drawn, dtype) -> StatefulLayer:
-    """The cell of ``step(x, hidden, cell, **params)``, equal to `lstm_update` of the products; else as above."""
+    """The cell of ``step(x, hidden, cell, **params)``, with the other arguments of `cell_of_output`.
+
+    It equals `lstm_update` of the products.
+    """
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         zeros = lambda: jnp.zeros(shape_of(x), dtype or x.dtype)  # two, so that both can be donated

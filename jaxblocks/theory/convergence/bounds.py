@@ -32,7 +32,7 @@ def convex_bound(
 
     With ``smoothness`` L the function returns the best possible bound, for $η < 2/L$ the larger one of
     $R^2 / (4 η t + 2 / L)$, which `huber_objective` attains, and of $(L/2) R^2 (1 - η L)^{2t}$, which a quadratic
-    attains (for $η ≤ 1/L$ it is the first one); and infinity for larger step sizes.
+    attains. For $η ≤ 1/L$ the first is the larger one. From $2/L$ on the bound is infinite.
 
     Args:
         step: t = 0, 1, ..., one number or several.

@@ -186,7 +186,8 @@ def huber_objective(*, knee: PositiveFloat = 1.0) -> Objective:
     r"""Huber's function of a vector or number, $(1/2) ‖x‖^2$, linear beyond ``knee``; L = 1.
 
     It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly at the step t for which
-    the knee is $R / (2 η t + 1)$, where $η ≤ 1$ (and for larger η until a quadratic is the worst case).
+    the knee is $R / (2 η t + 1)$, for $η ≤ 1$, and for $η < 2$ as long as the first
+    term of ``convex_bound`` is the larger one.
 
     >>> huber_objective(knee=0.5)(jnp.array([3.0, 4.0]))
     Array(2.375, dtype=float32)

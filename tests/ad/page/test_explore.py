@@ -217,7 +217,7 @@ def test_errors_of_explore():
     with pytest.raises(TypeError, match="expected x to hold floating-point arrays, got int32"):
         explore(jnp.sin, jnp.arange(3))
     with pytest.raises(
-        ValueError, match="explore expected f to have a reverse mode.*loop of unknown length; .*or trace_table"
+        ValueError, match="explore expected f to have a reverse mode.*loop of unknown length; .*or call trace_table"
     ):
         explore(lambda x: jax.lax.while_loop(lambda c: c < 9, lambda c: c * c + 1, x), 1.0, measure=False)
 
