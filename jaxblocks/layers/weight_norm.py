@@ -142,7 +142,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
         vectors = dict(state["vectors"])
         for path, kernel in kernels.items():
             # In a unit of the largest entry, since a sigma above 8.5e37 has a reciprocal of 0; quotients are the same.
-            wide = widen(kernel)
+            wide = widen(jnp.asarray(kernel))
             wide = divided(wide, unit_of(jnp.max(jnp.abs(wide), initial=0)))
             matrix = _matrix(wide)
             if train:

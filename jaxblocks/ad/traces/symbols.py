@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.ad.programs.liveness import solver_of
 from jaxblocks.ad.traces.passes import Operation, Slot
 from jaxblocks.ad.traces.printing import is_known
 
@@ -110,8 +111,9 @@ def symbols_of(step: Operation, out: Slot) -> Symbols:
     several = len(step.outs) > 1
     label = {"scan": f"scan of {equation.params.get('length')} steps"}.get(name, out.operation)
     places = range(len(step.operands))
-    if label in ("custom_linear_solve", "_custom_root"):  # each operand once, of several functions that read it
-        label, places = label.lstrip("_"), [step.operands.index(slot) for slot in dict.fromkeys(step.operands)]
+    if label == "_custom_root" or solver_of(equation) is not None:  # each operand once, of several functions
+        label = label if name == "custom_linear_solve" else "custom_root"
+        places = [step.operands.index(slot) for slot in dict.fromkeys(step.operands)]
     return _unknown(
         lambda operands: (
             f"{label}({', '.join(_bare(operands[k]) for k in places)})"
