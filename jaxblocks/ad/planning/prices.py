@@ -138,11 +138,9 @@ def _cond_works(equation, moving):
 
 
 def _solve_works(equation, moving):
-    # Its functions before the solver are for derivatives and do not run; the transposed solver takes the same work.
+    # Of its functions only the solver runs; the transposed one takes the same work. A linear program has tangents in b.
     lengths = equation.params["const_lengths"]
-    first = lengths.matvec + lengths.vecmat
-    operands = moving[first : first + lengths.solve] + moving[sum(lengths) :]
-    return _works_inside(solver_of(equation), operands)
+    return _works_inside(solver_of(equation), [False] * lengths.solve + moving[sum(lengths) :])
 
 
 def _product_works(equation, moving):

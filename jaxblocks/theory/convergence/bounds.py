@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks.expectations import checked
+from jaxblocks.checks.expectations import NonNegativeFloat, PositiveFloat, checked
 from jaxblocks.theory.convergence.scalars import Scalar, at_most, broadcast_scalars
 
 __all__ = ["convex_bound", "linear_bound"]
@@ -11,7 +11,7 @@ __all__ = ["convex_bound", "linear_bound"]
 
 @checked
 def convex_bound(
-    step: Scalar, distance: Scalar, step_size: Scalar, *, smoothness: int | float | None = None
+    step: Scalar, distance: Scalar, step_size: Scalar, *, smoothness: PositiveFloat | None = None
 ) -> Float[Array, "..."]:
     r"""An upper bound on $f(x_t) - f^*$ for gradient descent on a convex function.
 
@@ -62,7 +62,7 @@ def convex_bound(
 
 @checked
 def linear_bound(
-    step: Scalar, gap: Scalar, step_size: Scalar, *, smoothness: int | float, convexity: int | float
+    step: Scalar, gap: Scalar, step_size: Scalar, *, smoothness: PositiveFloat, convexity: NonNegativeFloat
 ) -> Float[Array, "..."]:
     r"""An upper bound on $f(x_t) - f^*$ for gradient descent on a strongly convex function: a linear rate.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.ode import odeint
 
 import jaxblocks as jb
 from jaxblocks.ad import bracketings, chain_memory, cost_table, explore, jacobian_plan, saved_numbers, trace_table
@@ -220,6 +221,9 @@ def test_errors_of_explore():
         ValueError, match="explore expected f to have a reverse mode.*loop of unknown length; .*or call trace_table"
     ):
         explore(lambda x: jax.lax.while_loop(lambda c: c < 9, lambda c: c * c + 1, x), 1.0, measure=False)
+    # A function without a forward mode gets the error of its rule, not that of a loop.
+    with pytest.raises(TypeError, match="explore expected a custom_vjp whose rule reads its arguments alone"):
+        explore(lambda x: odeint(lambda y, t: -y * y, x, jnp.array([0.0, 1.0]))[-1], 1.0, measure=False)
 
 
 # ---- the command --------------------------------------------------------------------------------
