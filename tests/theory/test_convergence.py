@@ -567,7 +567,11 @@ ERRORS = [
     (lambda: stable_step_size(1.0, momentum=1.0), ValueError, "with momentum 1 no step size converges"),
     (lambda: stable_step_size(1.0, momentum=-0.5), ValueError, "momentum < 1, got -0.5; pass for instance 0.9"),
     (lambda: convex_bound(1, 1.0, 0.1, smoothness=0.0), ValueError, "smoothness to be a number > 0 or None, got 0.0"),
-    (lambda: linear_bound(1, 1.0, 0.1, smoothness=1.0, convexity=-1.0), ValueError, "convexity to be a number >= 0, got -1.0"),
+    (
+        lambda: linear_bound(1, 1.0, 0.1, smoothness=1.0, convexity=-1.0),
+        ValueError,
+        "convexity to be a number >= 0, got -1.0",
+    ),
     (lambda: stable_step_size(0.0), ValueError, "expected curvature > 0, got 0.0; pass the largest eigenvalue"),
     (lambda: stable_step_size(jnp.array([1.0, -2.0])), ValueError, "curvature > 0, got .*-2.*; pass the largest"),
     (lambda: tuned_momentum(1.0, 2.0), ValueError, r"; exchange them: tuned_momentum\(2.0, 1.0\)"),
