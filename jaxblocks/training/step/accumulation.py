@@ -1,6 +1,7 @@
 """Gradient accumulation: the objective of a batch and its gradient, from parts of the batch, one after the other."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import jax
@@ -14,7 +15,7 @@ from jaxblocks.checks.errors import describe, require
 from jaxblocks.core.keys import child_key
 from jaxblocks.core.shapes import split_side
 from jaxblocks.training.optimizers.transformations import parts_of
-from jaxblocks.training.step.objective import check_weights, mean_loss, training_forward
+from jaxblocks.training.step.objective import add_penalty, check_weights, mean_loss, training_forward
 from jaxblocks.training.step.state import as_typed_key, without_weak_types
 
 __all__ = ["accumulated_objective", "check_loss_value"]
@@ -76,14 +77,14 @@ def accumulated_objective(net, loss, penalty, n: int, *, compute_dtype=None, che
             gradient = jax.tree.map(lambda g, p: _quotient(g, weight).astype(p.dtype), gradient, own)
             value = _quotient(total, weight)
             if penalty is not None:
-                added, of_penalty = jax.value_and_grad(penalty)(own)
-                value, gradient = value + added.astype(value.dtype), jax.tree.map(jnp.add, gradient, of_penalty)
+                added = functools.partial(add_penalty, value, penalty)  # whose gradient is that of the penalty
+                value, of_penalty = jax.value_and_grad(added)(own)
+                gradient = jax.tree.map(jnp.add, gradient, of_penalty)
             return value, state, summed(gradient)[0]
 
         def value_fn(params):
             (total, weight), _ = in_turn(params, without_gradient, zeros)
-            value = _quotient(total, weight)
-            return value if penalty is None else value + penalty(params).astype(value.dtype)
+            return add_penalty(_quotient(total, weight), penalty, params)
 
         return run, value_fn
 

@@ -22,6 +22,7 @@ from jaxblocks.metrics import accuracy, top_k_accuracy
 from jaxblocks.training.step.state import as_typed_key
 
 __all__ = [
+    "add_penalty",
     "apply_in",
     "as_compute_dtype",
     "augmented",
@@ -97,11 +98,23 @@ def training_objective(net, loss, penalty=None, compute_dtype=None) -> Callable:
         def objective(params, check=None):
             outputs, state = forward(ts._replace(params=params), x, side)
             value, _ = mean_loss("the loss", loss, x, outputs, y, check)
-            return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
+            return add_penalty(value, penalty, params), state
 
         return objective
 
     return objective_of
+
+
+def add_penalty(value, penalty: Callable | None, params):
+    """The value of the loss plus that of the penalty; raises a ``TypeError`` unless this is one real number."""
+    if penalty is None:
+        return value
+    own = penalty(params)
+    own = jnp.asarray(own, value.dtype) if isinstance(own, int | float) else own
+    fits = getattr(own, "shape", None) == () and jnp.issubdtype(own.dtype, jnp.floating)
+    repair = "return a sum over the params, such as jaxblocks.l2_penalty(params)"
+    require(fits, "penalty(params) to be one real number", own, repair, error=TypeError)
+    return value + jnp.asarray(own).astype(value.dtype)
 
 
 def steepest_ascent(gradient):

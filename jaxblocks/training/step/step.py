@@ -161,7 +161,8 @@ def train_step(
     ``optax.chain(optax.scale(1 / n), optimizer)`` follows their mean.
 
     Raises:
-        TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer.
+        TypeError: unless ``loss`` is a function ``loss(outputs, y)`` and ``optimizer`` an optimizer; while the step is
+            traced, for a loss or a penalty that is not a real number.
         ValueError: for `accuracy` as the loss, whose gradient is 0; for a net that ends in the ``softmax`` or
             ``sigmoid`` that the loss applies; for a ``compute_dtype`` other than bfloat16, float32 and float64; while
             the step is traced, for a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor

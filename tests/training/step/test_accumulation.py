@@ -99,6 +99,29 @@ def test_random_layers_draw_anew_in_each_part():
     assert value != 0  # with one mask for both parts the signs would cancel
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_penalty_is_one_real_number(n):
+    """A Python number too, such as the 0 of a penalty that is switched off."""
+    ts = jb.init_train_state(jax.random.key(0), jb.Dense(1), optax.sgd(0.5), X)
+    after = lambda own: jb.train_step(jb.Dense(1), jb.mse, optax.sgd(0.5), penalty=own, accumulate=n)(ts, X, X[:, :1])
+    plain, value = after(None)
+    for number in (2, 2.0, np.float32(2)):
+        moved, more = after(lambda params, number=number: number)
+        close((moved.params, more), (plain.params, value + 2))
+    for wrong, got in (
+        (lambda params: params["kernel"] ** 2, r"float32 \(3, 1\)"),
+        (lambda params: params["bias"], r"float32 \(1,\)"),
+        (lambda params: jnp.sum(params["kernel"]) + 1j, r"complex64 \(\)"),
+        (lambda params: jnp.int32(1), r"int32 \(\)"),
+        (lambda params: None, "None"),
+    ):
+        with pytest.raises(TypeError, match=rf"^train_step expected penalty\(params\) to be one real .*, got {got};"):
+            after(wrong)
+    # The repair.
+    total = lambda params: jnp.sum(params["kernel"] ** 2)
+    close(after(total)[1], value + total(ts.params))
+
+
 def test_parts_inside_of_shard_map():
     """Each device divides by the weights of its own examples; JAX then sums the gradients of shared params."""
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
