@@ -105,8 +105,8 @@ def softmax_cross_entropy(
     Known scores that are probabilities (rows >= 0 with sum 1) are warned of, once.
 
     Raises:
-        ValueError: for a label out of range or a target that does not sum to 1 (known values, or ``check=True``). Under
-            ``jit`` a label out of range gives NaN.
+        ValueError: for a label out of range, a target that does not sum to 1 (known values, or ``check=True``), and
+            negative ``class_weights``. Under ``jit`` a label out of range gives NaN.
 
     >>> h = jnp.array([0.1, -0.8, 1.4, 1.1])
     >>> print(
@@ -277,8 +277,9 @@ def nll(
     ``class_weights`` and ``where``.
 
     Raises:
-        ValueError: for shapes that do not fit, for a label out of range, or if the probabilities do not sum to 1 (known
-            values, or ``check=True``). Under ``jit`` a label out of range gives NaN.
+        ValueError: for shapes that do not fit, for a label out of range, for negative ``class_weights``, or if the
+            probabilities do not sum to 1 (known values, or ``check=True``). Under ``jit`` a label out of range gives
+            NaN.
 
     >>> print(f"{nll(jnp.log(jnp.array([0.25, 0.75])), jnp.array(0)):.4f}")
     1.3863
@@ -303,10 +304,11 @@ def nll(
             low=sums.min(initial=jnp.inf),
             high=sums.max(initial=-jnp.inf),
         )
-    loss = -_at_label(log_probs, targets, inside)
+    loss = -_at_label(widen(log_probs), targets, inside)
     if class_weights is not None:
+        as_entries("class_weights", class_weights, log_probs, least=0)
         loss = product(_weights_of(targets, inside, class_weights, loss.dtype), loss)
-    return zero(where, loss)
+    return zero(where, loss).astype(log_probs.dtype)
 
 
 @checked

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.backend.precision import wide_dtype, widen
 from jaxblocks.backend.quotients import divide, log, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import Range, checked
@@ -283,9 +283,11 @@ def jensen_gap(
     induction step divides by 1 - p_{n+1}, not 1 - p_n).
     """
     check_distribution(check=check, weights=weights)
+    dtype = jnp.promote_types(points.dtype, weights.dtype)
+    points, weights = (x.astype(wide_dtype(dtype)) for x in (points, weights))
     values = jax.vmap(function)(points)
     repair = "sum or index its result"
     require(values.shape == weights.shape, "a function from one point to one number", values[0], repair)
     # (n, 1, ...), to weight points of any shape.
     column = weights.reshape(weights.shape + (1,) * (points.ndim - 1))
-    return jnp.sum(weights * values) - function(jnp.sum(column * points, 0))
+    return (jnp.sum(weights * values) - function(jnp.sum(column * points, 0))).astype(dtype)

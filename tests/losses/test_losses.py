@@ -271,6 +271,17 @@ def test_jensen_gap():
     np.testing.assert_allclose(gap, divergence, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_jensen_gap_of_half_precision(dtype):
+    """It is computed in float32: the gap of points far from 0 is a small difference."""
+    points, weights = jnp.linspace(20, 23, 1024).astype(dtype), jnp.full(1024, 2.0**-10, dtype)
+    x, p = np.asarray(points, np.float64), np.asarray(weights, np.float64)
+    gap = jensen_gap(jnp.square, points, weights)
+    assert gap.dtype == dtype
+    exact = np.sum(p * x**2) - np.sum(p * x) ** 2
+    np.testing.assert_allclose(np.float64(gap), exact, rtol=float(jnp.finfo(dtype).eps))
+
+
 def test_jensen_gap_rejects_wrong_arguments(sentences):
     with pytest.raises(ValueError, match="points .* and weights .* with the same size of n"):
         jensen_gap(jnp.exp, jnp.zeros(3), jnp.array([0.5, 0.5]))
@@ -1085,8 +1096,14 @@ def test_class_weights_and_label_smoothing():
     assert run_at(0.1) == np.inf
     with pytest.raises(ValueError, match="label_smoothing to be a number >= 0 and <= 1 or an array, got 2"):
         softmax_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), label_smoothing=jnp.array(2.0))
-    with pytest.raises(ValueError, match=r"class_weights >= 0, got -1"):
-        softmax_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), class_weights=jnp.array([-1.0, 1.0]))
+    for loss in (softmax_cross_entropy, nll):
+        with pytest.raises(ValueError, match=rf"^{loss.__name__} expected class_weights >= 0, got -1"):
+            loss(jnp.log(jnp.full((1, 2), 0.5)), jnp.array([0]), class_weights=jnp.array([-1.0, 1.0]))
+    # The weights are not rounded to the dtype of half precision before the product.
+    half, w = jnp.log(jnp.full((1, 4), 0.25)).astype(jnp.bfloat16), jnp.full(4, 1.0035)
+    exact = -np.asarray(half, np.float64)[0, :1] * 1.0035
+    rounded = jnp.asarray(exact, jnp.float32).astype(jnp.bfloat16)
+    assert nll(half, jnp.array([0]), class_weights=w) == rounded
 
 
 def test_class_weights_against_torch(torch):
