@@ -50,12 +50,12 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
     the outputs alphabetically, so ``'ji'`` transposes silently. Therefore ``->`` is required here.
 
     ``subscripts`` has one term per operand with one letter per axis; ``...`` stands for leading axes that
-    broadcast as in NumPy. Half precision operands are accumulated in float32; the result has the
-    operands' dtype.
+    broadcast as in NumPy. The output has letters of the terms, each of them once. Half precision operands are
+    accumulated in float32; the result has the operands' dtype.
 
     Raises:
-        ValueError: if ``->`` is missing, if terms and operands do not match, or if a letter has two sizes (a size of
-            one does not broadcast).
+        ValueError: if ``->`` is missing, if terms and operands do not match, for an output with a letter twice or with
+            one that no term has, or if a letter has two sizes (a size of one does not broadcast).
 
     >>> A = jnp.arange(6.0).reshape(2, 3)
     >>> einsum("ik,jk->ij", A, A)
@@ -323,7 +323,12 @@ def _check_order(tensor, least: int) -> None:
 
 
 def _check_letters(subscripts: str, operands) -> None:
-    terms = subscripts.split("->")[0].split(",")
+    inputs, _, output = subscripts.partition("->")
+    letters, terms = output.replace("...", ""), inputs.split(",")
+    once = "".join(dict.fromkeys(letter for letter in letters if letter in inputs))
+    expected = f"output indices of {subscripts!r} that its terms have, each of them once"
+    repair = f"write '{inputs}->{'...' * ('...' in inputs)}{once}'"
+    require(letters == once, expected, repr(output), repair)
     repair = f"write {len(operands)} terms with commas between them, or pass one array for each term"
     require(len(terms) == len(operands), f"{len(terms)} operands for {subscripts!r}", len(operands), repair)
     sizes = {}  # letter: (size, the operand that set it)

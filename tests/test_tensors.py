@@ -105,6 +105,12 @@ def test_einsum_rejects_mismatched_shapes():
         einsum("ij,jk->ik", jnp.ones((2, 1)), jnp.ones((3, 4)))
     with pytest.raises(ValueError, match="one size per letter"):
         einsum("...ii->...i", jnp.ones((4, 2, 3)))
+    followed = {"ij->ii": "ij->i", "ij->k": "ij->", "...j->j...k": "...j->...j", "ij->i->j": "ij->ij"}
+    for subscripts, advice in followed.items():
+        with pytest.raises(ValueError, match="^einsum expected output indices of .* that its terms have, .*") as error:
+            einsum(subscripts, x)
+        assert str(error.value).endswith(f"write '{advice}'.")
+        einsum(advice, x)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
