@@ -197,7 +197,7 @@ def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     square = lambda layer, *names: sum(jnp.sum(widen(layer[name]) ** 2) for name in names if name in layer)
     pairs = itertools.pairwise(layers)
     found = [square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs]
-    return jnp.stack(found).astype(dtype)
+    return jnp.asarray(found, dtype)  # empty without hidden layers
 
 
 @checked

@@ -108,6 +108,8 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     )
     # In float64, whatever the dtype, so that the constants of the bounds are not rounded.
     exact, b = np.asarray(square, np.float64), np.asarray(linear, np.float64)
+    finite = bool(np.isfinite(exact).all() and np.isfinite(b).all())
+    require(finite, "finite numbers in A and b", "others", "replace NaN and infinity")
     repair = "pass (A + A.T) / 2, which has the same quadratic form"
     require(np.array_equal(exact, exact.T), "a symmetric hessian", "another matrix", repair)
     values, vectors = np.linalg.eigh(exact)
@@ -144,8 +146,7 @@ def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -
     >>> least_squares_objective(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
     Objective(smoothness 3.18614, convexity 0.313859, minimum 0.25)
     """
-    best = linear_regression(x, y)
-    gram = _gram_eigenvalues(x)
+    gram, best = _gram_eigenvalues(x), linear_regression(x, y)
     f = lambda params: jnp.mean(jnp.sum((_affine(params, x) - y) ** 2, axis=-1))
     # The Hessian of the mean squared error is 2 X'X / n for each output.
     return Objective(f, smoothness=2 * gram[-1], convexity=2 * gram[0], minimizer=best)
@@ -240,4 +241,5 @@ def _affine(params, x):
 def _gram_eigenvalues(x):
     """The eigenvalues of X'X / n in ascending order, with an additional column of ones in X."""
     ones = np.append(np.asarray(x, np.float64), np.ones((len(x), 1)), axis=1)
+    require(bool(np.isfinite(ones).all()), "finite numbers in x", "others", "remove or impute these rows")
     return [max(0.0, float(v)) for v in np.linalg.eigvalsh(ones.T @ ones / len(x))]
