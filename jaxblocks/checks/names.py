@@ -95,7 +95,6 @@ def _all_in(path: Path) -> tuple[str, ...]:
 
 
 def _of_libraries() -> dict[str, str]:
-    """The paths of the names in JAX and optax."""
     found = {}
     for library in reversed(_LIBRARIES):  # the first one takes precedence
         with contextlib.suppress(ImportError):  # without optax

@@ -121,7 +121,6 @@ _BY_NAME = {"key": Key[jax.Array, ""], "sequence_key": Key[jax.Array, ""], "trai
 
 
 def _expected_by(function) -> _Expected:
-    """The expectations of a function, from its signature."""
     found = _Expected([], None, {}, False, [], [], set())
     parameters = [p for p in _signature(function).parameters.values() if p.name != "self"]
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -60,7 +60,6 @@ def call_expression(function: Callable, args: tuple, kwargs: dict) -> str:
 
 
 def _expression(value) -> str:
-    """A Python expression for a value; functions appear by name."""
     if isinstance(value, functools.partial):
         options = [*map(_expression, value.args), *(f"{k}={_expression(v)}" for k, v in value.keywords.items())]
         return f"partial({', '.join([_expression(value.func), *options])})"

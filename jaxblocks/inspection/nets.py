@@ -500,7 +500,6 @@ def _marks_layer(equation, scope: str) -> bool:
 
 
 def _find(params, path: str):
-    """The params of a layer by its path."""
     for label in filter(None, path.split("/")):
         while isinstance(params, Mapping) and label not in params:  # inside of a `LoRA`, which is no level of a path
             params = params["base"]

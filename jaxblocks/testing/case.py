@@ -73,28 +73,22 @@ class Case:
 
     @functools.cached_property
     def _initial(self) -> tuple[Tree, Tree]:
-        """Params and state of an eager call of ``init``."""
         return init_of(self)
 
     @functools.cached_property
     def _eager(self) -> _Run:
-        """The results of eager calls."""
         return run_of(self, *self._initial)
 
     @functools.cached_property
     def _jitted_init(self) -> Callable:
-        """``init`` under ``jit``, as a function of the key and the inputs."""
         return jax.jit(lambda key, inputs: init_of(dataclasses.replace(self, inputs=inputs, key=key)))
 
     @functools.cached_property
     def _traces(self) -> list[None]:
-        """One entry for each time that `_jitted_apply` was traced."""
-        return []
+        return []  # an entry for each time that `_jitted_apply` was traced
 
     @functools.cached_property
     def _jitted_apply(self) -> Callable:
-        """``apply`` under ``jit``, as a function of the key, the params, the state and the inputs."""
-
         def apply(key, params, state, inputs):
             self._traces.append(None)
             return apply_of(self, params, state, inputs, key)
@@ -154,7 +148,6 @@ class Case:
 
     @functools.cached_property
     def _wide(self) -> "Case":
-        """The case for float64 inputs."""
         with jax.enable_x64(True):
             return self._as(jnp.float64)
 

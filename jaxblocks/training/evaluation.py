@@ -24,7 +24,7 @@ from jaxblocks.sharding import batch_sharding, mesh_of, with_automatic_axes, wit
 from jaxblocks.training.data.rows import check_numbers, check_pair, count_rows, take_rows
 from jaxblocks.training.step.objective import apply_in, as_compute_dtype, call_loss, mean_loss
 
-__all__ = ["check_metrics", "evaluate", "evaluation_forward", "means_of", "placement", "predict"]
+__all__ = ["check_metrics", "evaluate", "means_of", "predict"]
 
 
 @checked
@@ -92,7 +92,7 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
         check_numbers(params, "params")
         check_numbers(state, "state")
         batches = _batches(rows, batch_size)
-        place = placement((params, state))
+        place = _placement((params, state))
         with _in_context(mesh_of((params, state))):
             means = [program(params, state, *place(data, batch)) for batch in batches]
         # Read after all batches are started, so that the device does not wait for the host between them.
@@ -100,7 +100,7 @@ def means_of(net: LayerLike, metrics: tuple, compute_dtype, what: str = "the dat
         for batch, mean in zip(batches, means, strict=True):
             if undefined := [metric for name, metric in metrics if not math.isfinite(float(mean[name][0]))]:
                 x, y = jax.tree.map(jnp.asarray, place(data, batch))
-                outputs = _explain_nan(net, params, state, x, compute_dtype)
+                outputs = _forward(net, compute_dtype, params, state, x)
                 try:
                     for metric in undefined:  # on concrete values, a metric can raise an error of its own
                         call_loss(metric, outputs, y)
@@ -176,11 +176,11 @@ def predict(
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
     batches = _batches(rows, batch_size)
-    parts, place = [], placement((params, state))
+    parts, place = [], _placement((params, state))
     for batch in batches:
         with _in_context(mesh_of((params, state))):
             try:
-                part = _batch_outputs(net, compute_dtype, params, state, place(x, batch))
+                part = _jitted_forward(net, compute_dtype, params, state, place(x, batch))
             except TypeError as error:
                 if isinstance(x, tuple) and len(x) > 1:
                     error.add_note(f"predict passes all {len(x)} arrays of x to the net; leave out labels, if any")
@@ -192,8 +192,11 @@ def predict(
         parts.append(part)
     # After all batches are started, so that the device does not wait for the host between them.
     for batch, part in zip(batches, parts, strict=True):
-        if _holds_nan(part):
-            _explain_nan(net, params, state, place(x, batch), compute_dtype)
+        # Traced outputs have no values to read.
+        known = [leaf for leaf in jax.tree.leaves(part) if not isinstance(leaf, Tracer)]
+        if any(jnp.isnan(leaf).any() for leaf in known if jnp.issubdtype(leaf.dtype, jnp.inexact)):
+            # Outside of jit, where a layer can check the values and raise an error about a NaN.
+            _forward(net, compute_dtype, params, state, jax.tree.map(jnp.asarray, place(x, batch)))
             break
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
@@ -203,23 +206,7 @@ def _batches(rows: int, batch_size: int) -> list[slice]:
     return [slice(first, min(first + batch_size, rows)) for first in range(0, max(rows, 1), batch_size)]
 
 
-def _holds_nan(outputs) -> bool:
-    """Whether known outputs hold a NaN; traced ones have no values to read."""
-    leaves = [leaf for leaf in jax.tree.leaves(outputs) if not isinstance(leaf, Tracer)]
-    return any(bool(_has_nan(leaf)) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact))
-
-
-@jax.jit
-def _has_nan(x):
-    return jnp.isnan(x).any()
-
-
-def _explain_nan(net, params, state, x, compute_dtype):
-    """The outputs of the net outside of jit, where a layer can check the values and raise an error about a NaN."""
-    return evaluation_forward(net, params, state, jax.tree.map(jnp.asarray, x), compute_dtype)
-
-
-def placement(tree) -> Callable:
+def _placement(tree) -> Callable:
     """`take_rows`, sharded over the mesh of the params; a batch that its devices do not divide is on all of them."""
     mesh = mesh_of(tree)
     if mesh is None:
@@ -235,11 +222,6 @@ def _in_context(mesh):
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-@jit_with_static(2, most=16)
-def _batch_outputs(net, compute_dtype, params, state, x):
-    return evaluation_forward(net, params, state, x, compute_dtype)
-
-
 def check_metrics(metrics) -> None:
     """Raise a ``TypeError`` unless ``metrics`` is a dict of functions, or ``None``."""
     repair = 'write metrics={"accuracy": jaxblocks.accuracy}'
@@ -253,12 +235,15 @@ def check_metrics(metrics) -> None:
 
 
 def _batch_means(net, metrics, compute_dtype, params, state, x, y):
-    outputs = evaluation_forward(net, params, state, x, compute_dtype)
+    outputs = _forward(net, compute_dtype, params, state, x)
     return {name: mean_loss(f"the metric {name!r}", metric, x, outputs, y) for name, metric in metrics}
 
 
-def evaluation_forward(net, params, state, x, compute_dtype=None):
+def _forward(net, compute_dtype, params, state, x):
     """The outputs of the net with ``train=False``; its state is read and not changed."""
     # Only nets that read train get it.
     side = {"train": False} if "train" in side_inputs(net) else {}
     return apply_in(compute_dtype, stateful(net).apply, params, state, x, side)[0]
+
+
+_jitted_forward = jit_with_static(2, most=16)(_forward)

@@ -158,7 +158,6 @@ def _is_intact(a, entry) -> bool:
 
 
 def _check_sharding(place: str, like: Any) -> None:
-    """Raise a ``ValueError`` where the sharding of an expected leaf does not fit its shape."""
     sharding = getattr(like, "sharding", None)
     if sharding is None:
         return

@@ -161,7 +161,6 @@ def _warn(error: OSError) -> None:
 
 
 def _contents(run: Run):
-    """The trees, the step and the notes of a checkpoint."""
     # run.ts is a copy that no step donates, so that the thread can read it while training continues.
     trees = {"ts": run.ts, "history": {"losses": np.array(run.losses)}}
     if run.best_of_epochs is not None:

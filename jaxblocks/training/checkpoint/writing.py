@@ -170,13 +170,11 @@ def _explained(directory, step: int, plan: _Plan, by: str):
 
 
 def _check_shared(folder: Path) -> None:
-    """Raise unless this process can read the folder that the first one made."""
     if not folder.is_dir():
         raise OSError(errno.EACCES, f"process {jax.process_index()} cannot find it, and all must share it")
 
 
 def _collected(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """The hashes that all processes found."""
     collected: dict = {}
     for number in range(jax.process_count()):
         file = folder / f"hashes-{number}.json"
@@ -208,7 +206,6 @@ def _reserve(path, sizes: list[int]):
 
 
 def _flush(folder):
-    """Flush the buffers of the operating system to the disk."""
     for place, folders, files in os.walk(folder):
         for name in (*files, *folders):
             _sync(os.path.join(place, name))

@@ -54,7 +54,9 @@ def _describe(function, found: list[str], seen: set[int]) -> None:
                 inside[variable] = cell.cell_contents
     for value in list(inside.values()):
         inside = {**inside, **value} if isinstance(value, dict) else inside  # of optax.inject_hyperparams
-    numbers = [f"{key}={_number(value)!r}" for key, value in inside.items() if _is_number(value)]
+    # As floats, since optax converts some of them at the first call.
+    as_float = lambda value: value if isinstance(value, bool) else float(value)
+    numbers = [f"{key}={as_float(value)!r}" for key, value in inside.items() if _is_number(value)]
     found.append(f"{name}({', '.join(numbers)})" if numbers else name)
     for value in inside.values():
         for one in value if isinstance(value, tuple | list) else (value,):
@@ -68,8 +70,3 @@ def _is_number(value: Any) -> bool:
         # A key has no dtype of NumPy.
         return np.ndim(value) == 0 and isinstance(value.dtype, np.dtype) and value.dtype.kind in "biuf"
     return isinstance(value, bool | int | float)
-
-
-def _number(value: Any) -> bool | float:
-    """A number as a float, since optax converts some of them at the first call."""
-    return value if isinstance(value, bool) else float(value)

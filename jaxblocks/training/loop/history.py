@@ -11,9 +11,6 @@ from jaxblocks.training.callbacks.callback import Run
 __all__ = ["History", "history_of"]
 
 
-_REPAIR = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
-
-
 @dataclass(frozen=True, repr=False)
 class History:
     """The losses and metrics that `fit` recorded, as NumPy arrays.
@@ -37,7 +34,8 @@ class History:
     if not TYPE_CHECKING:  # a type checker reports such names itself
 
         def __getattr__(self, name):
-            raise AttributeError(f"'History' object has no attribute {name!r}; {_REPAIR}", name=name, obj=self)
+            repair = 'write history.step_loss, or history.validation["loss"] of a run with validation data'
+            raise AttributeError(f"'History' object has no attribute {name!r}; {repair}", name=name, obj=self)
 
     def plot(self, ax=None):
         """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""

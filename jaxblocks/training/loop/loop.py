@@ -279,8 +279,7 @@ def _steps(steps_from, run: Run, callbacks: Sequence[Callback], explain, signals
         run.start = run.step
         _check_length(run)
         is_finite = finite_state_check(run.ts)
-        copied = jax.jit(copy_tree)
-        ts = copied(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
+        ts = copy_tree(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
         for callback in callbacks:
             call(callback.on_start, run)
         # All processes must take the same branch below: a step of only some of them waits forever.
@@ -293,12 +292,15 @@ def _steps(steps_from, run: Run, callbacks: Sequence[Callback], explain, signals
             ts, losses, number = advance(ts, reading.next - run.step, interrupted)
             finite = is_finite(ts)  # before losses are read, so that the device does not wait
             losses = np.array(jax.device_get(losses))[:number]  # a copy: views would keep all buffers alive
-            run.rows = _rows(losses, run.step + number, run.steps_per_epoch)
+            run.rows = [
+                {"step": n, "epoch": n / run.steps_per_epoch, "loss": float(value)}
+                for n, value in enumerate(losses, run.step + 1)
+            ]
             # The steps are repeated from run.ts, the state before them, to find where values stop being finite.
             if not (np.isfinite(losses).all() and finite):
                 explain(is_finite, number)
             run.ts = ts  # until it is copied: the memory of the previous copy is free before that
-            run.ts, run.step = copied(ts), run.step + number
+            run.ts, run.step = copy_tree(ts), run.step + number
             run.losses += list(losses)
             signals.agree()
             run.stop = run.stop or signals.number is not None
@@ -334,11 +336,6 @@ class _Reading:
             # The smallest next step of all processes is the largest of its negative: one reduction for both.
             stop, next_negated = largest([run.stop, -self.next])
             run.stop, self.next = bool(stop), -next_negated
-
-
-def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, int | float]]:
-    numbered = enumerate(losses, last + 1 - len(losses))
-    return [{"step": n, "epoch": n / steps_per_epoch, "loss": float(value)} for n, value in numbered]
 
 
 # ---- arguments of fit ----------------------------------------------------------------------

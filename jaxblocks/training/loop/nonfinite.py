@@ -70,7 +70,6 @@ class _Operation(NamedTuple):
 
 
 def _bad(x):
-    """Whether an array holds infinities or NaN."""
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
         # Integers and keys are always finite.
         return jnp.array(False)

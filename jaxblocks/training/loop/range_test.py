@@ -166,7 +166,6 @@ def find_learning_rate(
 
 
 def _check_makes_optimizers(optimizer) -> None:
-    """Raise a ``TypeError`` unless it can be called with a learning rate alone."""
     if not takes(optimizer, 1):
         name = getattr(optimizer, "__name__", "a function")
         wrapped = f"write lambda rate: {name}(..., learning_rate=rate)"
