@@ -362,7 +362,7 @@ def test_a_step_on_a_mesh_with_explicit_axes_is_lowered_and_donates(as_a_user_ha
         ts = jb.init_train_state(jax.random.key(0), net, optimizer, x, mesh=mesh)
     ts = jax.device_put(ts, NamedSharding(mesh, P()))
     step(ts, x, x)
-    with pytest.raises(ValueError, match="got one that a step has donated"):
+    with pytest.raises(ValueError, match="got some that a step has donated"):
         step(ts, x, x)
     ts = jb.init_train_state(jax.random.key(0), net, optimizer, np.ones((8, 2)))
     with pytest.raises(TypeError, match="got a DataFrame of pandas; write x.to_numpy()"):

@@ -23,6 +23,7 @@ from jaxblocks.core.pairs import Layer, LayerLike, Out, StatefulLayer
 from jaxblocks.sharding import batch_sharding, mesh_of, with_automatic_axes, without_explicit_axes
 from jaxblocks.training.data.rows import check_numbers, check_pair, count_rows, take_rows
 from jaxblocks.training.step.objective import apply_in, as_compute_dtype, call_loss, mean_loss
+from jaxblocks.training.step.state import check_not_donated
 
 __all__ = ["check_metrics", "evaluate", "means_of", "predict"]
 
@@ -58,8 +59,8 @@ def evaluate(
         compute_dtype: as in `train_step`; metrics get outputs in float32.
 
     Raises:
-        TypeError, ValueError: for data that are not arrays with the same number of rows, metrics of other shapes, and
-            weights that are all 0.
+        TypeError, ValueError: for data that are not arrays with the same number of rows, metrics of other shapes,
+            weights that are all 0, and params that a step has donated.
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
@@ -72,6 +73,7 @@ def evaluate(
     """
     check_metrics(metrics)
     check_pair("data", data)
+    check_not_donated((params, state), "params and state")
     params, state = with_automatic_axes((params, state))
     as_layer(net)  # raises if it is none; programs are kept by the object that was passed
     # A tuple, since what is kept must have a hash.
@@ -157,8 +159,8 @@ def predict(
 
     Raises:
         TypeError, ValueError: for inputs that are not arrays with the same number of rows, for a net whose outputs do
-            not have one row per example, and what a layer raises for values that make outputs NaN (statistics of
-            `BatchNorm` before the first training step).
+            not have one row per example, for params that a step has donated, and what a layer raises for values that
+            make outputs NaN (statistics of `BatchNorm` before the first training step).
 
     >>> from jaxblocks.layers.dense import Dense
     >>> x = jnp.arange(5.0)[:, None]
@@ -170,6 +172,7 @@ def predict(
     require(jax.tree.leaves(x), "arrays in x", x, "the order is net, params, state, x", error=TypeError)
     rows = count_rows(x, "x", least=0)
     check_numbers(x, "x")
+    check_not_donated((params, state), "params and state")
     check_numbers(params, "params")
     check_numbers(state, "state")
     compute_dtype = as_compute_dtype(compute_dtype)

@@ -363,8 +363,14 @@ def test_donated_training_state_is_rejected(sentences):
     kept = jax.tree.map(jnp.copy, ts)  # the suggested repair
     after, _ = step(ts, x, y)
     assert repr(ts) == "TrainState(step int32 (), params: 2 numbers in 2 arrays, state: empty, opt_state: empty)"
-    with pytest.raises(ValueError, match="^train_step expected ts to be .* got one that a step has donated; pass the"):
+    donated = "got some that a step has donated; pass those that the step returned"
+    with pytest.raises(ValueError, match=f"^train_step expected arrays with values in ts, {donated}"):
         step(ts, x, y)
+    with pytest.raises(ValueError, match=f"^predict expected arrays with values in params and state, {donated}"):
+        predict(Dense(1), ts.params, ts.state, x)
+    with pytest.raises(ValueError, match=f"^evaluate expected arrays with values in params and state, {donated}"):
+        evaluate(Dense(1), ts.params, ts.state, (x, y), {"loss": mse})
+    assert predict(Dense(1), after.params, after.state, x).shape == (8, 1)
     assert int(step(kept, x, y)[0].step) == 1
     assert int(step(after, x, y)[0].step) == 2
     assert step.lower(step(init_train_state(KEY, Dense(1), optimizer, x), x, y)[0], x, y).as_text()

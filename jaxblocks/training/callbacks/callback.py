@@ -90,7 +90,8 @@ class Callback:
         on_start: once, before the first step.
         on_step: after one or more steps, when their losses have been read from the device: after each step at first,
             later about twice a second and at least every 64 steps, and after the last step.
-        on_epoch_end: after each epoch, and after the last step of the run; before the ``on_step`` of the same step.
+        on_epoch_end: after each epoch, and after the last of ``run.steps``; before the ``on_step`` of the same step. A
+            run that ``run.stop`` ends inside of an epoch has none there.
         on_end: once, after the last step, also after an error (of ``on_restore`` too). ``run.rows`` may then hold rows
             that were not passed to ``on_step``: those of the steps before the error.
         every: call ``on_step`` only after each multiple of this number of steps and after the last step. Losses are

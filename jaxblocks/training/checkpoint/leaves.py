@@ -10,6 +10,7 @@ from jaxblocks.checks.layer_inputs import reject_holder
 from jaxblocks.checks.values import reject_traced
 from jaxblocks.core.selection import paths
 from jaxblocks.training.checkpoint.shards import is_sharded
+from jaxblocks.training.step.state import check_not_donated
 
 __all__ = ["abstract_leaf", "check_tree", "description_in", "description_of", "host_arrays", "named_leaves", "rebuild"]
 
@@ -56,10 +57,7 @@ def check_tree(tree) -> None:
     require(leaves, "a tree with at least one array", f"an empty {type(tree).__name__}", "pass the training state")
     reject_traced(leaves)
     reject_foreign("tree", tree)
-    for leaf in leaves:
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            repair = "pass the training state that the step returned"
-            require(False, "arrays with values", "some that a step has donated", repair)
+    check_not_donated(tree, "the tree")
 
 
 def named_leaves(tree) -> dict:

@@ -131,8 +131,8 @@ def fit(
             which takes another compilation: two steps per epoch, of 64 and of 36 rows. Not on a mesh.
         key: the random key of the initial params, the order of the data, random layers and the augmentation.
         epochs, steps: the total length of the run, including earlier parts; pass one of the two.
-        validation: ``(x, y)``; the mean loss (without penalty) is computed after each epoch and at the end. The params
-            with the lowest validation loss are returned.
+        validation: ``(x, y)``; the mean loss (without penalty) is computed after each epoch and after the last of
+            ``steps``. The params with the lowest validation loss are returned.
         metrics: named functions of ``(outputs, y)``, as in `evaluate`, on the validation data.
         ts: the training state to continue from (``fitted.ts``, or one with other params). With the same ``key`` and
             data, a run in two parts ends with the same training state as a run in one part. The history, the best

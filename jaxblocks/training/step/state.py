@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 
@@ -286,11 +287,12 @@ def as_typed_key(key):
     return jax.random.wrap_key_data(key, impl=_GENERATORS[key.shape[-1]])
 
 
-def check_not_donated(ts) -> None:
-    """Raise a ``ValueError`` if a step has donated arrays of a training state."""
-    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ts)):
-        repair = "pass the one that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)"
-        require(False, "ts to be a TrainState with its arrays", "one that a step has donated", repair)
+def check_not_donated(tree, name: str = "ts") -> None:
+    """Raise a ``ValueError`` if a step has donated arrays of a training state, or of a part of it."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)]
+    if any(a.is_deleted() for a in arrays):
+        repair = "pass those that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)"
+        require(False, f"arrays with values in {name}", "some that a step has donated", repair)
 
 
 def check_opt_state(optimizer, ts) -> None:
