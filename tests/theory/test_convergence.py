@@ -177,6 +177,21 @@ def test_a_step_at_the_limit_does_not_warn(x64):
     )  # it oscillates with constant amplitude
 
 
+def test_huber_objective_of_large_and_small_vectors():
+    """Squares of entries that leave the range of float32 do not occur."""
+    x = np.array([3.0, -4.0])
+    for scale in (1e-30, 1e-3, 1.0, 1e3, 1e30):
+        f = huber_objective(knee=scale)
+        value, gradient = jax.jit(jax.value_and_grad(f))(jnp.asarray(scale * x, jnp.float32))
+        if scale < 1e19:  # else the square of the knee leaves the range
+            np.testing.assert_allclose(value, np.float32(scale**2 * 4.5), rtol=1e-6)
+        np.testing.assert_allclose(gradient, scale * x / 5, rtol=1e-6)
+    far, slope = jax.jit(jax.value_and_grad(huber_objective()))(jnp.asarray(1e30 * x, jnp.float32))
+    np.testing.assert_allclose(far, 5e30, rtol=1e-6)
+    np.testing.assert_allclose(slope, x / 5, rtol=1e-6)
+    assert huber_objective()(3) == 2.5 and huber_objective()(-0.5) == 0.125
+
+
 def test_smoothness_of_the_objectives(x64):
     """L is the largest curvature: everywhere for quadratics, where all logits are 0 for the logistic loss."""
     objective, start = problem("logistic")
@@ -188,6 +203,7 @@ def test_smoothness_of_the_objectives(x64):
     assert smoothness(objective, start) == pytest.approx(objective.smoothness, rel=1e-10)
     xor = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     assert least_squares_objective(xor, xor[:, :1]).smoothness == pytest.approx(3.1861407, rel=1e-7)
+    assert smoothness(lambda x: jnp.sum(x**2), jnp.zeros(0)) == 0  # without params
 
 
 def logistic_data():

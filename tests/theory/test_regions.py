@@ -84,6 +84,7 @@ def test_values_of_the_bounds(sentences):
     widths = [np.int32(40)] * 20  # integers of NumPy overflow, which are taken too
     assert region_lower_bound(widths, 3) == (40 // 3) ** (3 * 19) * arrangement_regions(40, 3)
     assert region_upper_bound(widths, 3) == arrangement_regions(40, 3) ** 20
+    assert region_upper_bound((2,) * 2000, 1) == 3**2000  # more layers than calls that Python nests
 
 
 def test_upper_bound_equals_the_sum_over_its_index_set():

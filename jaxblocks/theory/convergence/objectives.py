@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
 from jaxblocks.backend.precision import full_precision
+from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, checked
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
@@ -197,11 +198,11 @@ def huber_objective(*, knee: PositiveFloat = 1.0) -> Objective:
     """
 
     def f(x):
-        square = jnp.sum(x**2)
-        outside = square > knee**2
-        # The inner `where` avoids sqrt at 0, whose infinite derivative would make the gradient NaN.
-        norm = jnp.sqrt(jnp.where(outside, square, 1))
-        return jnp.where(outside, knee * norm - knee**2 / 2, square / 2)
+        x = _floating(x)
+        outside = norm(x) > knee
+        # Each branch gets other numbers where the other one holds: no large number is squared.
+        length, square = norm(jnp.where(outside, x, 1)), jnp.sum(jnp.where(outside, 0, x) ** 2)
+        return jnp.where(outside, knee * (length - knee / 2), square / 2)
 
     return Objective(f, smoothness=1.0, minimizer=0.0)
 
@@ -221,7 +222,8 @@ def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
     x = as_point(x)
     flat, unravel = ravel_pytree(x)
     f = scalar_valued(f)
-    largest = lambda flat: jnp.max(jnp.abs(jnp.linalg.eigvalsh(jax.hessian(lambda v: f(unravel(v)))(flat))))
+    hessian = jax.hessian(lambda v: f(unravel(v)))
+    largest = lambda flat: jnp.max(jnp.abs(jnp.linalg.eigvalsh(hessian(flat))), initial=0)  # of no entries, 0
     return jax.jit(largest)(flat)
 
 

@@ -1,8 +1,8 @@
 """Bounds on the number of linear regions of a ReLU net."""
 
-import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,17 +53,14 @@ def region_upper_bound(widths: Sequence[int], d: PositiveInt) -> int:
 
     Source: Serra, Tjandraatmadja, Ramalingam 2018, Theorem 1, arXiv:1711.02114.
     """
-    widths = checked_widths(widths)
-
-    @functools.cache
-    def cells(layer, dimension):
-        if layer == len(widths):
-            return 1
-        n = widths[layer]
-        most = min(dimension, n)
-        return sum(math.comb(n, j) * cells(layer + 1, min(dimension, n - j)) for j in range(most + 1))
-
-    return cells(0, d)
+    regions = Counter({d: 1})  # their number, by the number of dimensions on which the next layer depends
+    for n in checked_widths(widths):
+        after = Counter()
+        for dimension, count in regions.items():
+            for j in range(min(dimension, n) + 1):
+                after[min(dimension, n - j)] += count * math.comb(n, j)
+        regions = after
+    return regions.total()
 
 
 @checked
