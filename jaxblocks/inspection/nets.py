@@ -264,7 +264,7 @@ def _is_of_state(path: str, leaf) -> bool:
 
 
 def _numbers_in(tree) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tree))
 
 
 @dataclass(frozen=True)

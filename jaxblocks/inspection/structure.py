@@ -41,8 +41,9 @@ def as_dense(
         ``(outputs, inputs)``, with the entries of arrays in row-major order.
 
     Raises:
-        ValueError: for a layer that is not affine, tested at two random inputs. Where ``params`` are traced, there is
-            no test and the matrix is that of the derivative at 0.
+        TypeError: for integers as outputs.
+        ValueError: for a layer that is not affine, tested at two random inputs of opposite signs. Where ``params`` are
+            traced, there is no test and the matrix is that of the derivative at 0.
 
     >>> difference = lambda x: conv(x, jnp.array([1.0, -1.0])[:, None, None])
     >>> as_dense(difference, (4, 1))
@@ -59,13 +60,15 @@ def as_dense(
         zeros = jnp.zeros(shape)
         basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
         offset = f(zeros)
+        inexact, repair = jnp.issubdtype(offset.dtype, jnp.inexact), "integers have no derivative"
+        require(inexact, "a layer of floating-point outputs", offset, repair, error=TypeError)
         # Column i is the derivative along unit vector i; the layer is affine, so the place does not matter.
         columns = jax.vmap(lambda e: jax.jvp(f, (zeros,), (e,))[1])(basis)  # (inputs, *output)
         matrix = columns.reshape(zeros.size, offset.size).T
         A, at_zero = matrix.astype(zeros.dtype), offset.ravel().astype(zeros.dtype)
         tests = []
-        # Two sizes of x, since a nonlinearity may show only near 0 or only far from it.
-        for size in (1.0, 100.0):
+        # Two sizes of x, since a nonlinearity may show only near 0 or only far from it, and both signs, as for abs.
+        for size in (1.0, -100.0):
             x = size * jax.random.normal(jax.random.key(0), zeros.shape, zeros.dtype)
             error = abs(f(x).ravel().astype(zeros.dtype) - (A @ x.ravel() + at_zero))
             rounding = float(jnp.finfo(offset.dtype).eps) ** 0.5 * (abs(A) @ abs(x.ravel()) + abs(at_zero))

@@ -230,6 +230,7 @@ def test_a_layer_passed_as_params_is_rejected():
     with pytest.raises(TypeError, match="net.init"):
         count_params(net)
     assert count_params(net.init(jax.random.key(0), jnp.zeros(2))) == 9
+    assert count_params({"kernel": np.ones(3), "scale": 2.0}) == 4  # a number is an array of one entry
 
 
 def test_two_layers_whose_second_one_has_integers_as_params():

@@ -130,6 +130,16 @@ def test_functions_that_are_not_affine_are_rejected(f):
         as_dense(f, (4, 2))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_kinks_at_zero_are_no_affine_functions(shape):
+    """The derivative at 0 is that on one side, where random numbers may all be."""
+    for f in (jnp.abs, lambda x: -jnp.abs(x), lambda x: jnp.where(x < 0, 2 * x, x)):
+        with pytest.raises(ValueError, match="expected an affine layer"):
+            as_dense(f, shape)
+    with pytest.raises(TypeError, match=r"^as_dense expected a layer of floating-point outputs, got int32"):
+        as_dense(lambda x: (x > 0).astype(jnp.int32), shape)
+
+
 def test_layers_with_state_are_rejected():
     layer = StatefulLayer(lambda key, x: ((), 2.0), lambda params, state, x: (x * jnp.float32(state), state))
     with pytest.raises(TypeError, match=r"lambda x: layer.apply\(params, state, x\)\[0\]"):
