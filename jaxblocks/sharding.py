@@ -97,16 +97,13 @@ P(None, 'modle') (Resource axis: modle of ...); correct the rule for this path, 
         else:
             _check_rule(rule)
             specs = [rule(name, leaf.shape, spec, mesh) for name, leaf, spec in zip(names, leaves, specs, strict=True)]
-            if names and _made_by(rule) == "tensor_parallel":
+            made_by = getattr(getattr(rule, "call", None), "function", None)
+            if names and getattr(made_by, "__name__", "") == "tensor_parallel":
                 # From no spec, since an earlier rule may have given the same one.
-                splits = any(
-                    rule(name, leaf.shape, PartitionSpec(), mesh) for name, leaf in zip(names, leaves, strict=True)
-                )
-                expected, repair = (
-                    "a net with transformer blocks for tensor_parallel",
-                    "leave it out, or use fully_sharded()",
-                )
-                require(splits, expected, f"arrays such as {names[0]}", repair)
+                alone = [rule(name, a.shape, PartitionSpec(), mesh) for name, a in zip(names, leaves, strict=True)]
+                expected = "a net with transformer blocks for tensor_parallel"
+                repair = "leave it out, or use fully_sharded()"
+                require(any(alone), expected, f"arrays such as {names[0]}", repair)
     for name, leaf, spec in zip(names, leaves, specs, strict=True):
         _check_spec(name, leaf, spec, mesh)
     mesh = _automatic(mesh)
@@ -142,10 +139,9 @@ def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Cal
     def rule(path, shape, spec, mesh):
         size = _size_of(axis, mesh)
         entries = _entries(spec, len(shape))
-        used = {name for entry in entries for name in _names(entry)}
         # Axes that an earlier rule shards, such as `tensor_parallel`, are left to it.
         free = [i for i, entry in enumerate(entries) if not entry and shape[i] % size == 0]
-        if axis in used or math.prod(shape) < max(min_size, 1) or not free:
+        if axis in jax.tree.leaves(entries) or math.prod(shape) < max(min_size, 1) or not free:
             return spec
         entries[max(free, key=lambda i: shape[i])] = axis
         return PartitionSpec(*entries)
@@ -293,11 +289,6 @@ def _check_rule(rule: Any) -> None:
         pass
 
 
-def _made_by(rule) -> str:
-    """The name of the function that made a rule; empty for other rules."""
-    return getattr(getattr(getattr(rule, "call", None), "function", None), "__name__", "")
-
-
 def _automatic(mesh):
     """The same mesh with automatic axes."""
     return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
@@ -312,10 +303,6 @@ def _size_of(axis: str, mesh) -> int:
 
 def _entries(spec: PartitionSpec, ndim: int) -> list:
     return [*spec, *[None] * (ndim - len(spec))]  # a spec may have fewer entries than the array has axes
-
-
-def _names(entry) -> tuple[str, ...]:
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
 def _check_spec(path: str, leaf, spec, mesh) -> None:

@@ -45,23 +45,22 @@ def list_or_none(path):
         return None
 
 
-def _shapes(leaves):
-    return {path: (tuple(entry["shape"]), entry["dtype"]) for path, entry in leaves.items()}
-
-
 def differences_of(listed, wanted) -> str:
     """A description of the leaves in which a checkpoint differs from the expected tree; empty if it does not."""
     found = []
     for name, leaves in wanted.items():
-        stored, here = _shapes(listed["leaves"].get(name, {})), _shapes(leaves)
+        stored, here = (
+            {path: f"{entry['dtype']} {tuple(entry['shape'])}" for path, entry in described.items()}
+            for described in (listed["leaves"].get(name, {}), leaves)
+        )
         for path in [*stored, *(p for p in here if p not in stored)]:
             place = place_of(name, path)
             if path not in here:
-                found.append(f"{place}, {_words(stored[path])}, is in the checkpoint only")
+                found.append(f"{place}, {stored[path]}, is in the checkpoint only")
             elif path not in stored:
-                found.append(f"{place}, {_words(here[path])}, is not in the checkpoint")
+                found.append(f"{place}, {here[path]}, is not in the checkpoint")
             elif stored[path] != here[path]:
-                found.append(f"{place} is {_words(stored[path])} in the checkpoint and {_words(here[path])} here")
+                found.append(f"{place} is {stored[path]} in the checkpoint and {here[path]} here")
     more = f", and {len(found) - 4} more leaves differ" if len(found) > 4 else ""
     return "; ".join(found[:4]) + more
 
@@ -69,8 +68,3 @@ def differences_of(listed, wanted) -> str:
 def place_of(name: str, path: str) -> str:
     """The words for a leaf in an error: its path in the tree that users pass, else with the name of the tree."""
     return (path or "the array") if name == "ts" else f"{name}/{path}"
-
-
-def _words(described):
-    shape, dtype = described
-    return f"{dtype} {shape}"
