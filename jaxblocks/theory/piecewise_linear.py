@@ -61,12 +61,14 @@ class PiecewiseLinear(_Fields):
     def __call__(self, x: ArrayLike) -> np.ndarray:
         """The values at ``x``, an array of any shape."""
         x = real_array("x", x)
-        if not len(self.breakpoints):
-            return self.value + self.slopes[0] * x
+        points, values = self.breakpoints, self.values
+        if not len(points):
+            points, values = np.zeros(1), np.array([self.value])
         # The number of breakpoints below x is the number of its piece.
         piece = np.searchsorted(self.breakpoints, x)
-        left = np.maximum(piece - 1, 0)
-        return self.values[left] + self.slopes[piece] * (x - self.breakpoints[left])
+        left, slope = np.maximum(piece - 1, 0), self.slopes[piece]
+        # Without 0 times infinity, where the function is constant.
+        return values[left] + slope * np.where((slope == 0) & np.isinf(x), 0, x - points[left])
 
     @property
     def values(self) -> np.ndarray:

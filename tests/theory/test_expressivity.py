@@ -348,6 +348,16 @@ def test_invalid_functions_are_rejected(case):
         PiecewiseLinear(*arguments)
 
 
+def test_piecewise_linear_functions_at_infinity():
+    ends = np.array([-np.inf, np.inf])
+    hat = PiecewiseLinear([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0], 3.0)
+    np.testing.assert_array_equal(hat(ends), [3.0, 3.0])
+    np.testing.assert_array_equal(PiecewiseLinear([1.0], [-1.0, 0.0], 2.0)(ends), [np.inf, 2.0])
+    np.testing.assert_array_equal(PiecewiseLinear([], [0.0], 2.0)(ends), [2.0, 2.0])
+    np.testing.assert_array_equal(PiecewiseLinear([], [-2.0], 1.0)([*ends, 3.0]), [np.inf, -np.inf, -5.0])
+    assert np.isnan(hat(np.nan))
+
+
 def test_piecewise_linear_functions_are_pytrees():
     """Instances made by transformations, and tracers, are not checked."""
     f = PiecewiseLinear(np.array([0.0, 1.0]), np.array([0.0, 1.0, 0.0]), 0.0)
