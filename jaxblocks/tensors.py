@@ -232,10 +232,10 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
 
     Source: Kolda & Bader, Tensor decompositions and applications, section 3; Diehl 2023, section 1.2.
     """
-    if not factors or any(f.ndim != 2 for f in factors) or len({f.shape[0] for f in factors}) > 1:
-        expected = "one factor of shape (rank, d_i) per axis, with the same rank in all of them"
-        got = f"shapes {[tuple(f.shape) for f in factors]}"
-        require(False, expected, got, "transpose factors that hold their vectors in columns")
+    matrices = len(factors) > 0 and all(getattr(f, "ndim", 0) == 2 for f in factors)
+    expected = "one factor of shape (rank, d_i) per axis, with the same rank in all of them"
+    got, repair = ", ".join(map(describe, factors)) or "none", "transpose factors that hold their vectors in columns"
+    require(matrices and len({f.shape[0] for f in factors}) == 1, expected, got, repair)
     letters = _letters(len(factors))
     with full_precision():
         return einsum(",".join(f"Z{letter}" for letter in letters) + f"->{letters}", *factors)

@@ -261,10 +261,14 @@ def test_cp_tensor_is_the_sum_of_pure_tensors():
         summed = sum(pure_tensor(*vectors) for vectors in zip(*factors, strict=True))
         np.testing.assert_allclose(cp_tensor(factors), summed, rtol=1e-13, atol=1e-13)
         np.testing.assert_allclose(cp_tensor(factors[:2]), factors[0].T @ factors[1], rtol=1e-13, atol=1e-13)
-    with pytest.raises(ValueError, match=r"same rank in all of them, got shapes \[\(2, 3\), \(4, 3\)\]"):
+    with pytest.raises(ValueError, match=r"same rank in all of them, got float32 \(2, 3\), float32 \(4, 3\)"):
         cp_tensor((jnp.ones((2, 3)), jnp.ones((4, 3))))
     with pytest.raises(ValueError, match="one factor"):
         cp_tensor(())
+    with pytest.raises(ValueError, match=r"^cp_tensor expected one factor of .*, got a list, float32 \(2, 3\); "):
+        cp_tensor([[[1.0], [2.0]], jnp.ones((2, 3))])
+    stacked = jnp.arange(12.0).reshape(2, 3, 2)  # one array of factors of one shape
+    np.testing.assert_array_equal(cp_tensor(stacked), cp_tensor(tuple(stacked)))
 
 
 @compiled
