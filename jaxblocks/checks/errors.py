@@ -5,6 +5,7 @@ stack, so that no function is told the name of its caller.
 """
 
 import inspect
+import re
 import sys
 from typing import Any
 
@@ -76,7 +77,7 @@ def public_name() -> str:
             name, in_layer = head, True
         elif module.partition(".")[0] == "jaxblocks":  # a method is public if its class is
             if head.partition(".")[0] in getattr(sys.modules[module], "__all__", ()) and not module.startswith(_HIDDEN):
-                name = head
+                name = re.sub(r"\.__\w+__$", "", head)  # that of the class, where it makes or calls one
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
         frame = frame.f_back

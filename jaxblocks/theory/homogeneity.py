@@ -62,7 +62,9 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
     layers = _dense_layers(params)
     hidden = len(layers) - 1
     repair = f"pass for instance [2.0] * {hidden}"
-    require(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors), repair)
+    number = len(factors) if hasattr(factors, "__len__") else factors
+    fits = hasattr(factors, "__len__") and number == hidden
+    require(fits, f"a factor for each of the {hidden} hidden layers", number, repair)
     for place, factor in enumerate(factors):
         kernel = layers[place]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)

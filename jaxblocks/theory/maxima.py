@@ -71,7 +71,8 @@ def max_min_string(
         A pair ``(..., d)`` to ``(..., 1)``, and its params.
 
     Raises:
-        ValueError: if shapes and operations do not match, an operation is unknown, or the radius is negative.
+        ValueError: if shapes and operations do not match, an operation is unknown, or the radius is negative or not
+            finite.
 
     >>> net, params = max_min_string(
     ...     [[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0
@@ -90,7 +91,7 @@ def max_min_string(
     require(fits, "a kernel (d, n + 1), a bias (n + 1,) and n >= 1 operations", got, repair)
     repair = f"write {['min' if 'min' in str(one).lower() else 'max' for one in operations]}"
     require(set(operations) <= {"max", "min"}, 'operations among "max" and "min"', str(operations), repair)
-    require(radius >= 0, "radius >= 0", radius, "pass the largest |x_j|")
+    require(0 <= radius < np.inf, "a finite radius >= 0", radius, "pass the largest |x_j|")
     d = len(w)
     # Affine functions of the hidden units h of the previous layer, as (matrix, offset): x = X h + x0 and y = y h + y0.
     X, x0, y, y0 = np.eye(d), np.zeros(d), w[:, 0], b[0]

@@ -576,6 +576,8 @@ ERRORS = [
         ValueError,
         r"symmetric .* \(A \+ A.T\) / 2",
     ),
+    (lambda: tuned_momentum(float("inf"), 1.0), ValueError, "smoothness, a finite number, got convexity=1.0"),
+    (lambda: Objective(jnp.sum, smoothness=-1.0), ValueError, "^Objective expected smoothness > 0 and"),
     (lambda: quadratic_objective(jnp.array([1.0, -1.0])), ValueError, "eigenvalues from -1 to 1"),
     (lambda: quadratic_objective(jnp.array([1.0, jnp.inf])), ValueError, "finite numbers in A and b"),
     (lambda: quadratic_objective(jnp.ones(2), jnp.array([1.0, jnp.inf])), ValueError, "finite numbers in A and b"),

@@ -374,8 +374,9 @@ def test_invalid_strings_are_rejected():
         max_min_string([[1, 2]], [0, 0], ["max", "min"], radius=1)
     with pytest.raises(ValueError, match='"max" and "min"'):
         max_min_string([[1, 2]], [0, 0], ["sum"], radius=1)
-    with pytest.raises(ValueError, match="radius >= 0, got -1"):
-        max_min_string([[1, 2]], [0, 0], ["max"], radius=-1)
+    for radius in (-1, np.inf):
+        with pytest.raises(ValueError, match=f"a finite radius >= 0, got {radius}"):
+            max_min_string([[1, 2]], [0, 0], ["max"], radius=radius)
     with pytest.raises(TypeError, match="kernel to be an array of real numbers, got a list"):
         max_min_string([[1], [2, 3]], [0, 0], ["max"], radius=1)
 
@@ -417,6 +418,8 @@ def test_invalid_factors_are_rejected():
     with jax.debug_nans(False):
         changed = jax.jit(rescale)(params, [1.0, -1.0])
     assert abs(forward(changed, x) - forward(params, x)).max() > 0.1
+    with pytest.raises(ValueError, match="each of the 2 hidden layers, got 2.0; pass"):
+        rescale(params, 2.0)
     with pytest.raises(ValueError, match="each of the 2 hidden layers, got 1"):
         rescale(params, [1.0])
     with pytest.raises(ValueError, match="5 for the units of hidden layer 0, got factors of shape \\(2,\\)"):

@@ -397,6 +397,7 @@ ERRORS = [
     ),
     (lambda: conservation_drift([ONE], ONE, np.ones((2, 3))), ValueError, r"x \(n, 2\) and y \(n, 2\)"),
     (lambda: conservation_drift([ONE], ONE, ONE, time=0.0), ValueError, "a time > 0"),
+    (lambda: conservation_drift([ONE], ONE, ONE, step_sizes=0.1), ValueError, "step sizes > 0 .*, got 0.1 and 1.0"),
     (lambda: matrix_completion(np.ones((2, 3)), ONE, key=KEY), ValueError, "expected a square matrix"),
     (
         lambda: matrix_completion(ONE, ONE, key=KEY, scale=0.0),

@@ -1460,6 +1460,16 @@ def with_every(number):
         ({"callbacks": [print]}, TypeError, "^fit expected callbacks, got the function print; pass a list"),
         ({"callbacks": [Callback(every=0)]}, ValueError, "^fit expected every of a callback .* >= 1 or None, got 0"),
         ({"callbacks": [with_every(2.5)]}, ValueError, "^fit expected every of a callback .* or None, got 2.5"),
+        (
+            {"callbacks": [Callback(on_step="x")]},
+            TypeError,
+            "^fit expected on_step of a callback .*, got x; write",
+        ),
+        (
+            {"callbacks": [Callback(on_end=lambda run, more: None)]},
+            TypeError,
+            r"^fit expected on_end of .*, got a function of \(run, more\); write on_end=lambda run: print\(run.step\)",
+        ),
         ({"metrics": {"mse": mse}}, ValueError, "pass validation="),
         ({"metrics": {"loss": mse}, "validation": line()}, ValueError, "another name"),
     ],

@@ -157,7 +157,8 @@ def tuned_momentum(
     if 0 < convexity:
         exchanged = f"exchange them: tuned_momentum({convexity}, {smoothness})"
         repair = exchanged if smoothness > 0 else "pass a smoothness of at least the convexity"
-    require(0 < convexity <= smoothness, "0 < convexity <= smoothness", got, repair)
+        repair = repair if smoothness < math.inf else "pass the largest eigenvalue of a Hessian"
+    require(0 < convexity <= smoothness < math.inf, "0 < convexity <= smoothness, a finite number", got, repair)
     kappa = smoothness / convexity  # the condition number
     if method == "gradient descent":
         return TunedMomentum(2 / (smoothness + convexity), 0.0, (kappa - 1) / (kappa + 1))

@@ -97,7 +97,7 @@ def conservation_drift(
         repair = f"pass kernels from {x.shape[1]} to {y.shape[1]} features"
         repair = "pass as many rows in x as in y" if len(x) != len(y) else repair if len(x) else "pass a row of each"
     require(fits, wanted, f"{x.shape} and {y.shape}", repair)
-    positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
+    positive = np.ndim(step_sizes) == 1 and len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
     repair = "pass for instance step_sizes=(0.01, 0.001) and time=1.0"
     require(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}", repair)
     # The gradient depends on the data only through these two, so a step costs nothing per example.

@@ -28,6 +28,7 @@ __all__ = ["csv_log", "norm_log", "row_log", "tensorboard_log", "terminal_log"]
 Row = Mapping[str, Any]
 
 
+@checked
 def row_log(
     write: Callable[[Sequence[Row]], None],
     *,

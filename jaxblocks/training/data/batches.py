@@ -56,7 +56,7 @@ def train_val_test_split(
     """
     rows = count_rows(arrays)
     reject_traced(key, arrays)
-    if not isinstance(fractions, Sequence) or any(one is None or isinstance(one, str) for one in fractions):
+    if not isinstance(fractions, Sequence) or any(np.ndim(one) or not hasattr(one, "__float__") for one in fractions):
         require(False, "three fractions", fractions, "pass for instance (0.7, 0.15, 0.15)", error=TypeError)
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
         got = f"{tuple(fractions)} with sum {math.fsum(fractions):g}"

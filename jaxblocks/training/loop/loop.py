@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
-from jaxblocks.checks.signatures import takes
+from jaxblocks.checks.signatures import arguments_of, takes
 from jaxblocks.checks.values import has_values, reject_traced
 from jaxblocks.core.pairs import LayerLike, Params, State
 from jaxblocks.core.shapes import as_inputs
@@ -351,6 +351,11 @@ def _check_callbacks(callbacks) -> list[Callback]:
         expected, repair = "every of a callback to be an integer >= 1 or None", "pass every=1 for each step"
         counts = isinstance(one.every, int | np.integer) and one.every >= 1
         require(one.every is None or counts, expected, one.every, repair)
+        for name in ("on_restore", "on_start", "on_step", "on_epoch_end", "on_end"):
+            function, expected = getattr(one, name), f"{name} of a callback to be a function of the run"
+            if function is not None and not takes(function, 1):
+                got = arguments_of(function) if callable(function) else function
+                require(False, expected, got, f"write {name}=lambda run: print(run.step)", error=TypeError)
     return list(callbacks)
 
 

@@ -74,7 +74,7 @@ def test_split_rejects_wrong_arguments(arrays, fractions, sentence):
 
 
 def test_a_split_has_a_number_for_each_part(sentences):
-    for fractions in (0.7, (0.8, None, 0.2)):
+    for fractions in (0.7, (0.8, None, 0.2), (0.8, object(), 0.2), ([0.8], [0.1], [0.1])):
         with pytest.raises(TypeError, match="^train_val_test_split expected three fractions, got"):
             train_val_test_split(KEY, rows(), fractions=fractions)
 
