@@ -54,38 +54,13 @@ from jaxblocks.activations import elu, gelu, glu, identity, leaky_relu, relu, se
 from jaxblocks.probabilities import log_softmax, logsumexp, one_hot, smooth_labels, softmax
 
 # Losses and penalties: one number per example.
-from jaxblocks.losses import (
-    cross_entropy,
-    distillation_loss,
-    entropy,
-    gaussian_nll,
-    hinge_loss,
-    huber_loss,
-    info_nce_loss,
-    jensen_shannon,
-    kl_divergence,
-    l1_penalty,
-    l2_penalty,
-    mae,
-    mse,
-    nll,
-    poisson_nll,
-    sigmoid_cross_entropy,
-    softmax_cross_entropy,
-    weighted_mean,
-    zero_one_loss,
-)
+from jaxblocks.losses import cross_entropy, distillation_loss, entropy, gaussian_nll, hinge_loss, huber_loss
+from jaxblocks.losses import info_nce_loss, jensen_shannon, kl_divergence, l1_penalty, l2_penalty, mae, mse, nll
+from jaxblocks.losses import poisson_nll, sigmoid_cross_entropy, softmax_cross_entropy, weighted_mean, zero_one_loss
 
 # Metrics.
-from jaxblocks.metrics import (
-    accuracy,
-    confusion_matrix,
-    perplexity,
-    precision_recall_f1,
-    predict_class,
-    r_squared,
-    top_k_accuracy,
-)
+from jaxblocks.metrics import accuracy, confusion_matrix, perplexity, precision_recall_f1, predict_class, r_squared
+from jaxblocks.metrics import top_k_accuracy
 
 # Initializers of params, and selection of params by path.
 from jaxblocks import initializers
@@ -93,18 +68,8 @@ from jaxblocks.core import paths, select
 
 if _typing.TYPE_CHECKING:  # imported at first use
     # Derivatives and their cost.
-    from jaxblocks.ad import (
-        cost_table,
-        count_flops,
-        directional_curvature,
-        hessian,
-        hvp,
-        jacobian,
-        laplacian,
-        ntk,
-        per_example_gradients,
-        trace_table,
-    )
+    from jaxblocks.ad import cost_table, count_flops, directional_curvature, hessian, hvp, jacobian, laplacian, ntk
+    from jaxblocks.ad import per_example_gradients, trace_table
 
     # Inspection of nets.
     from jaxblocks.inspection.nets import count_params, layer_outputs, summary, variance_report
@@ -113,43 +78,15 @@ if _typing.TYPE_CHECKING:  # imported at first use
     from jaxblocks.testing.laws import check_layer
 
     # Training; imports optax.
-    from jaxblocks.training import (
-        evaluate,
-        fit,
-        init_train_state,
-        load_checkpoint,
-        minibatches,
-        predict,
-        save_checkpoint,
-        train_step,
-        train_val_test_split,
-    )
+    from jaxblocks.training import evaluate, fit, init_train_state, load_checkpoint, minibatches, predict
+    from jaxblocks.training import save_checkpoint, train_step, train_val_test_split
 
     # The second name says that it is public.
-    from jaxblocks import (
-        activations as activations,
-        ad as ad,
-        backend as backend,
-        checks as checks,
-        core as core,
-        datasets as datasets,
-        diffusion as diffusion,
-        inspection as inspection,
-        interop as interop,
-        layers as layers,
-        losses as losses,
-        metrics as metrics,
-        models as models,
-        plotting as plotting,
-        probabilities as probabilities,
-        sharding as sharding,
-        statistics as statistics,
-        tensors as tensors,
-        testing as testing,
-        text as text,
-        theory as theory,
-        training as training,
-    )
+    from jaxblocks import activations as activations, ad as ad, backend as backend, checks as checks, core as core
+    from jaxblocks import datasets as datasets, diffusion as diffusion, inspection as inspection, interop as interop
+    from jaxblocks import layers as layers, losses as losses, metrics as metrics, models as models, plotting as plotting
+    from jaxblocks import probabilities as probabilities, sharding as sharding, statistics as statistics
+    from jaxblocks import tensors as tensors, testing as testing, text as text, theory as theory, training as training
 
 __version__ = "0.1.0"
 
