@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
+from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import Range, checked
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
@@ -53,9 +54,10 @@ def classifier_free_guidance(
         if jnp.shape(with_condition) != jnp.shape(without):
             got = f"{describe(with_condition)} and {describe(without)}"
             require(False, "two predictions of one shape", got, "call the same net twice")
-        w = jnp.asarray(scale, jnp.result_type(with_condition, without, float))  # the result keeps their dtype
-        # w = 0 is the unconditional, w = 1 the conditional prediction; above 1 the condition is exaggerated.
-        return (1 - w) * without + w * with_condition
+        dtype = jnp.result_type(with_condition, without, float)  # that of the result
+        with_condition, without = (widen(jnp.asarray(y, dtype)) for y in (with_condition, without))
+        w = jnp.asarray(scale, without.dtype)
+        return ((1 - w) * without + w * with_condition).astype(dtype)
 
     return predict
 
@@ -110,15 +112,16 @@ def classifier_guidance(
             return each.sum()
 
         # w grad log p(y | x), which is added to the score; other predictions change by what follows from it.
-        gradient = jax.grad(total)(x)
-        gradient = jnp.asarray(scale, gradient.dtype) * gradient
-        if prediction_type == "score":
-            return predict(x, t) + gradient
-        # x_0 and eps at fixed x, for a change g of the score: eps changes by -sigma g, x_0 by sigma^2 / alpha g.
-        s = align(schedule.noise(t), x)
-        # Not computed for eps, since alpha may be 0.
-        x0 = None if prediction_type == "eps" else s * s / align(schedule.signal(t), x) * gradient
-        return predict(x, t) + combine(x0, -s * gradient, t, schedule, prediction_type)
+        change = widen(jax.grad(total)(x))
+        change = jnp.asarray(scale, change.dtype) * change
+        if prediction_type != "score":
+            # At fixed x eps changes by -sigma g, and x_0 by sigma^2 / alpha g.
+            s = align(schedule.noise(t), change)
+            # Not computed for eps, since alpha may be 0.
+            x0 = None if prediction_type == "eps" else s * s / align(schedule.signal(t), change) * change
+            change = combine(x0, -s * change, t, schedule, prediction_type)
+        prediction = predict(x, t)
+        return (widen(prediction) + change).astype(prediction.dtype)
 
     return guided_predict
 

@@ -41,6 +41,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from jaxblocks.backend.precision import wide_dtype, widen
+from jaxblocks.backend.quotients import sqrt
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import NonNegativeFloat, NonNegativeInt, Range, checked
 from jaxblocks.diffusion.prediction_types import (
@@ -455,7 +456,7 @@ def _parts(now, then):
     """Standard deviations of the noise at ``now``: the part from ``then``, and the part added after ``then``."""
     # x at `now` is x at `then` times a_now / a_then, plus new noise.
     kept = now["signal"] / then["signal"] * then["noise"]
-    return kept, jnp.sqrt(now["noise"] ** 2 - kept**2)
+    return kept, sqrt(jnp.maximum(now["noise"] ** 2 - kept**2, 0))  # of close times below 0 by rounding
 
 
 class _Run:

@@ -61,7 +61,7 @@ def sinusoidal_positions(
     _check_even("features", features)
     _check_sizes(length=length)
     result_dtype = jnp.float32 if dtype is None else dtype
-    positions = jnp.arange(length, dtype=jnp.int32) + start
+    positions = jnp.arange(length, dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
     angles = _angles(positions, features, base, wide_dtype(result_dtype))  # (length, features / 2)
     # (length, features / 2, 2) flattened: sine and cosine alternate, as in the paper.
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(length, features).astype(result_dtype)
@@ -251,7 +251,7 @@ def alibi(
     """
     _check_sizes(n_q=n_q, n_k=n_k)
     # By default the last query is at the last key.
-    positions = jnp.arange(n_q, dtype=jnp.int32) + (n_k - n_q if offset is None else offset)
+    positions = jnp.arange(n_q, dtype=jnp.int32) + (n_k - n_q if offset is None else jnp.asarray(offset, jnp.int32))
     distance = jnp.abs(positions[:, None] - jnp.arange(n_k, dtype=jnp.int32)[None])
     slopes = jnp.asarray(np.asarray(_slopes(heads)), jnp.result_type(float) if dtype is None else dtype)
     return slopes[:, None, None] * (-distance).astype(slopes.dtype)[None]

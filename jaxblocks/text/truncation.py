@@ -65,7 +65,8 @@ def truncate_logits(
         least = _least(p, lambda above: mass(above) < most)
         tied = p == least  # of equal probabilities the first ones are kept
         before = mass(p > least) + (jnp.cumsum(tied, -1) - 1).astype(p.dtype) * least
-        logits = jnp.where((p > least) | (tied & (before < most)), logits, -jnp.inf)
+        # A sum of 1 may be reached before the last tokens, by rounding.
+        logits = jnp.where((p > least) | (tied & (before < most)) | (most >= 1), logits, -jnp.inf)
     if min_p is not None:
         wide = lax.stop_gradient(widen(logits))
         # p >= min_p max p, for logarithms.

@@ -575,6 +575,23 @@ def test_grids_and_mixtures_can_be_made_under_jit():
     assert traced(5.0) == pytest.approx(np.exp(-2.5))
 
 
+@pytest.mark.parametrize("spacing", ["balanced", "log_snr"])
+def test_the_grid_of_a_schedule_with_traced_parameters(spacing):
+    schedule = lambda angle: Schedule(lambda t: jnp.cos(angle * t), lambda t: jnp.sin(angle * t))
+    # In one program each: `times` of this file takes no traced schedule.
+    grid = lambda angle: times.__wrapped__(schedule(angle), 4, spacing=spacing, start=0.9, end=0.1)
+    np.testing.assert_allclose(jax.jit(grid)(1.5), grid(1.5), rtol=1e-6)
+
+
+def test_random_samplers_take_times_of_equal_noise():
+    """Consecutive numbers of float32, between which the noise changes by less than its rounding."""
+    grid = np.array([0.01, np.nextafter(np.float32(0.01), np.float32(0))], np.float32)
+    x, schedule = np.ones((1, 1), np.float32), SCHEDULES["preserving"]
+    for sampler, options in ((ancestral, {}), (ddim, dict(eta=0.5))):
+        y = sampler(lambda x, t: 0 * x, x, grid, schedule, "eps", key=jax.random.key(0), **options)
+        np.testing.assert_allclose(y, x, rtol=1e-2)
+
+
 def test_invalid_schedules_and_conditions_are_rejected():
     by_numpy = Schedule(lambda t: np.cos(1.5 * t), lambda t: np.sin(1.5 * t))
     with pytest.raises(ValueError, match="a schedule written with jax.numpy"):
@@ -777,6 +794,20 @@ def test_guidance_keeps_the_dtype_of_predictions():
     for found in jax.jit(lambda traced: [f(scale) for f in guided for scale in (2.0, two, traced)])(two):
         assert found.dtype == jnp.bfloat16
         np.testing.assert_array_equal(np.float32(found), 3)
+
+
+def test_guidance_in_half_precision_is_rounded_once():
+    """A large scale amplifies the rounding of products, and the variance of the noise is above the range of float16."""
+    with_it, without = jnp.ones(2, jnp.bfloat16), jnp.full(2, 0.99609375, jnp.bfloat16)
+    for scale in (7.5, 100.0):
+        expected = jnp.asarray(0.99609375 + scale * 0.00390625, jnp.bfloat16)
+        found = classifier_free_guidance(lambda x, t: with_it, lambda x, t: without, scale)(without, 0.5)
+        np.testing.assert_array_equal(np.float32(found), np.float32(expected))
+    schedule, x = variance_exploding_schedule(noise_max=400.0), jnp.ones((2, 3), jnp.float16)
+    log_probability = lambda x, t: 0.001 * x[..., 0]
+    found = classifier_guidance(lambda x, t: x, log_probability, 1.0, schedule, "x0")(x, 1.0)
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(np.float32(found), [[1 + 0.001 * 400**2, 1, 1]] * 2, rtol=1e-3)
 
 
 def test_guidance_by_the_exact_classifier_is_bayes_rule(double):

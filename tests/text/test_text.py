@@ -131,6 +131,7 @@ def test_bits_are_minus_log2_of_the_probability(sentences):
 
 def kept_by_definition(p, top_k, top_p):
     """The kept tokens, from sorted lists."""
+    top_p = None if top_p == 1 else top_p  # all tokens, also those below the rounding of the sum
     order = sorted(range(len(p)), key=lambda i: -p[i])[: top_k or len(p)]
     if top_p is not None:
         total, mass, fewest = sum(p[i] for i in order), 0.0, []
@@ -149,9 +150,14 @@ def test_truncation_follows_its_definition():
     every = jax.jit(lambda logits: [truncate_logits(logits, top_k=top_k, top_p=top_p) for top_k, top_p in options])
     for (top_k, top_p), got in zip(options, every(np.log(rows.astype(np.float32))), strict=True):
         for row, logits in zip(rows, np.asarray(got), strict=True):
-            if top_p != 1.0:  # with 1.0 rounding may drop probabilities below 1e-7
-                assert set(np.flatnonzero(logits > -np.inf)) == kept_by_definition(row, top_k, top_p)
+            assert set(np.flatnonzero(logits > -np.inf)) == kept_by_definition(row, top_k, top_p)
             np.testing.assert_allclose(logits[logits > -np.inf], np.log(row)[logits > -np.inf], rtol=1e-5)
+
+
+def test_top_p_of_one_keeps_tokens_below_the_rounding_of_the_sum():
+    logits = np.array([0.0, -20.0, -30.0, -np.inf], np.float32)
+    for top_p in (1, 1.0, jnp.float32(1)):
+        np.testing.assert_array_equal(truncate_logits(logits, top_p=top_p), logits)
 
 
 def test_top_k_keeps_all_tokens_of_equal_probability(sentences):

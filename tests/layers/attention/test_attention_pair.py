@@ -35,6 +35,7 @@ from jaxblocks.layers import (
     linear_attention,
     relative_position_bias,
     rotary_frequencies,
+    sinusoidal_positions,
 )
 
 normal = functools.partial(arrays.normal, dtype=np.float32)
@@ -677,6 +678,13 @@ def test_alibi_slopes_and_alignment():
     array = alibi(2, 5, 5)
     by_function, by_array = (attention(q, k, v, causal=True, bias=bias) for bias in (alibi.__wrapped__, array))
     np.testing.assert_allclose(by_function, by_array, rtol=1e-6)
+
+
+def test_offsets_of_every_integer_type():
+    for dtype in (jnp.int8, jnp.int16, jnp.int32):
+        later = sinusoidal_positions(200, 2, start=jnp.asarray(100, dtype))
+        np.testing.assert_allclose(later, sinusoidal_positions(300, 2)[100:], atol=1e-6)
+        np.testing.assert_array_equal(alibi(2, 1, 200, jnp.asarray(100, dtype)), alibi(2, 1, 200, 100))
 
 
 def test_errors_of_positions(sentences):
