@@ -89,10 +89,8 @@ def classifier_guidance(
         ValueError: for an unknown prediction type, or, when called, log-probabilities that are not one per example.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
-    >>> log_probability = lambda x, t: -x[..., 0]
-    >>> predict = classifier_guidance(
-    ...     lambda x, t: x, log_probability, 2.0, flow_matching_schedule(), "eps"
-    ... )
+    >>> schedule, log_probability = flow_matching_schedule(), lambda x, t: -x[..., 0]
+    >>> predict = classifier_guidance(lambda x, t: x, log_probability, 2.0, schedule, "eps")
     >>> print(predict(jnp.zeros((1, 2)), 0.5))
     [[1. 0.]]
 

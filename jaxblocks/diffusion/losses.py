@@ -101,17 +101,12 @@ def denoising_loss(
         TypeError: for integers.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
-    >>> zero = lambda x, t: jnp.zeros_like(x)
+    >>> zero, schedule = lambda x, t: jnp.zeros_like(x), flow_matching_schedule()
     >>> x0, eps = jnp.ones((2, 3)), jnp.full((2, 3), 2.0)
-    >>> t = jnp.array([0.5, 0.25])
-    >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "eps"))
+    >>> t = jnp.array([0.5, 0.25])  # SNR 1 and 9
+    >>> print(denoising_loss(zero, x0, t, eps, schedule, "eps"))
     [4. 4.]
-    >>> # SNR 1 and 9
-    >>> print(
-    ...     denoising_loss(
-    ...         zero, x0, t, eps, flow_matching_schedule(), "x0", weighting="eps"
-    ...     )
-    ... )
+    >>> print(denoising_loss(zero, x0, t, eps, schedule, "x0", weighting="eps"))
     [1. 9.]
 
     Source: Ho et al. 2020, equation 14, arXiv:2006.11239; Salimans & Ho 2022, section 4, arXiv:2202.00512; Hang et al.
@@ -197,10 +192,8 @@ def DenoisingLoss(
         ValueError: as in `denoising_loss`; for data without batch axes, or with too few axes.
 
     >>> from jaxblocks.diffusion import variance_preserving_schedule
-    >>> net = Wire(
-    ...     lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)),
-    ...     out=Dense(2),
-    ... )
+    >>> forward = lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1))
+    >>> net = Wire(forward, out=Dense(2))
     >>> training = DenoisingLoss(net, variance_preserving_schedule(), "eps")
     >>> x0 = jnp.ones((64, 2))
     >>> params = jax.jit(training.init)(jax.random.key(0), x0)

@@ -125,15 +125,8 @@ def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) ->
     """A prediction of type ``target`` from x0 and eps; an argument that the type does not need may be ``None``.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
-    >>> print(
-    ...     combine(
-    ...         jnp.array([1.0]),
-    ...         jnp.array([3.0]),
-    ...         jnp.array(0.25),
-    ...         flow_matching_schedule(),
-    ...         "velocity",
-    ...     )
-    ... )
+    >>> x0, eps, t = jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25)
+    >>> print(combine(x0, eps, t, flow_matching_schedule(), "velocity"))
     [2.]
     """
     if target == "eps":
@@ -166,11 +159,8 @@ def error_scale(
     So the squared error in eps is the squared error in x0, weighted by the signal-to-noise ratio.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
-    >>> t = jnp.array(0.25)
-    >>> print(
-    ...     error_scale(t, flow_matching_schedule(), "eps"),
-    ...     error_scale(t, flow_matching_schedule(), "velocity"),
-    ... )
+    >>> t, schedule = jnp.array(0.25), flow_matching_schedule()
+    >>> print(error_scale(t, schedule, "eps"), error_scale(t, schedule, "velocity"))
     3.0 4.0
 
     Source: Salimans & Ho 2022, section 4, arXiv:2202.00512; Kingma & Gao 2023, arXiv:2303.00848.

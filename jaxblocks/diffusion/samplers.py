@@ -66,7 +66,7 @@ def initial_noise(
     (3, 2)
     """
     check_schedule(schedule)
-    # With the deviation of x_1 from the noise alone: a small signal left at t = 1 is neglected.
+    # The small signal left at t = 1 is neglected.
     noise = schedule.noise(jnp.ones((), wide_dtype(dtype)))
     return (noise * jax.random.normal(key, shape, wide_dtype(dtype))).astype(dtype)
 
@@ -111,19 +111,11 @@ def ddim(
             the first time.
         TypeError: for integers, or a missing key.
 
-    >>> from jaxblocks.diffusion import (
-    ...     gaussian_mixture,
-    ...     times,
-    ...     variance_preserving_schedule,
-    ... )
+    >>> from jaxblocks.diffusion import cosine_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.01, 0.01]))
-    >>> schedule = variance_preserving_schedule()
-    >>> x = jnp.array([[-1.0], [0.5]])
-    >>> print(
-    ...     ddim(
-    ...         data.predictor(schedule, "eps"), x, times(schedule, 50), schedule, "eps"
-    ...     ).round(1)
-    ... )
+    >>> schedule = cosine_schedule()
+    >>> predict, grid = data.predictor(schedule, "eps"), times(schedule, 50)
+    >>> print(ddim(predict, jnp.array([[-1.0], [0.5]]), grid, schedule, "eps").round(1))
     [[-2.]
      [ 2.]]
 
@@ -134,7 +126,14 @@ def ddim(
 
     def step(x, now, then, key):
         x0, eps = run.predicted(x, now, "x0", "eps")
-        return _towards(x0, eps, now, then, eta, key)
+        if not eta:
+            return then["signal"] * x0 + then["noise"] * eps
+        kept, new = _parts(now, then)
+        # Of the variance at `then`, added^2 is new noise, and the rest is along the predicted eps.
+        added = eta * then["noise"] * new / now["noise"]
+        # At eta = 1 the root has a closed form, without the cancellation.
+        same = then["noise"] * (jnp.sqrt(1 - (eta * new / now["noise"]) ** 2) if eta < 1 else kept / now["noise"])
+        return then["signal"] * x0 + same * eps + added * jax.random.normal(key, x.shape, x.dtype)
 
     return run.scan(step, key if eta else None, trajectory)
 
@@ -170,13 +169,9 @@ def ancestral(
 
     Other arguments and errors are those of `ddim`; ``key`` is required.
 
-    >>> from jaxblocks.diffusion import (
-    ...     gaussian_mixture,
-    ...     times,
-    ...     variance_preserving_schedule,
-    ... )
+    >>> from jaxblocks.diffusion import cosine_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = variance_preserving_schedule()
+    >>> schedule = cosine_schedule()
     >>> predict, grid = data.predictor(schedule, "eps"), times(schedule, 200)
     >>> @jax.jit
     ... def sample(noise_key, key):
@@ -216,15 +211,8 @@ def euler(
     >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> # the velocity that leads to the point 2, if t = 1 is noise
     >>> predict = lambda x, t: x - 2.0
-    >>> print(
-    ...     euler(
-    ...         predict,
-    ...         jnp.array([0.5]),
-    ...         jnp.array([1.0, 0.0]),
-    ...         flow_matching_schedule(),
-    ...         "velocity",
-    ...     )
-    ... )
+    >>> x, times = jnp.array([0.5]), jnp.array([1.0, 0.0])
+    >>> print(euler(predict, x, times, flow_matching_schedule(), "velocity"))
     [2.]
 
     Source: Song et al. 2021, section 4.3, arXiv:2011.13456.
@@ -263,16 +251,9 @@ def heun(
     >>> from jaxblocks.diffusion import flow_matching_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = flow_matching_schedule()
+    >>> predict, grid = data.predictor(schedule, "velocity"), times(schedule, 100)
     >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, as is the result
-    >>> print(
-    ...     heun(
-    ...         data.predictor(schedule, "velocity"),
-    ...         x,
-    ...         times(schedule, 100),
-    ...         schedule,
-    ...         "velocity",
-    ...     ).round(3)
-    ... )
+    >>> print(heun(predict, x, grid, schedule, "velocity").round(3))
     [[5.]]
 
     Source: Karras et al. 2022, Elucidating the design space of diffusion-based generative models, algorithm 1,
@@ -317,19 +298,12 @@ def dpm_solver_pp_2m(
 
     Arguments and errors are those of `ddim`.
 
-    >>> from jaxblocks.diffusion import (
-    ...     gaussian_mixture,
-    ...     times,
-    ...     variance_preserving_schedule,
-    ... )
+    >>> from jaxblocks.diffusion import cosine_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = variance_preserving_schedule()
-    >>> x = jnp.array([[1.0]])
-    >>> found = dpm_solver_pp_2m(
-    ...     data.predictor(schedule, "v"), x, times(schedule, 100), schedule, "v"
-    ... )
-    >>> # one standard deviation above the mean, as x is (approximately)
-    >>> print(found.round(1))
+    >>> schedule = cosine_schedule()
+    >>> predict, grid = data.predictor(schedule, "v"), times(schedule, 100)
+    >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, as is the result
+    >>> print(dpm_solver_pp_2m(predict, x, grid, schedule, "v").round(1))
     [[5.]]
 
     Source: Lu et al. 2022, DPM-Solver++, algorithm 2, arXiv:2211.01095.
@@ -391,13 +365,9 @@ def predictor_corrector(
 
     Other arguments and errors are those of `ddim`; ``key`` is required.
 
-    >>> from jaxblocks.diffusion import (
-    ...     gaussian_mixture,
-    ...     times,
-    ...     variance_preserving_schedule,
-    ... )
+    >>> from jaxblocks.diffusion import cosine_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = variance_preserving_schedule()
+    >>> schedule = cosine_schedule()
     >>> predict, grid = data.predictor(schedule, "score"), times(schedule, 100)
     >>> @jax.jit
     ... def sample(noise_key, key):
@@ -428,18 +398,6 @@ def predictor_corrector(
         return lax.scan(correct, x, keys[1:])[0]
 
     return run.scan(step, key, trajectory)
-
-
-def _towards(x0, eps, now, then, eta, key):
-    """A step of DDIM from the predicted x0 and eps."""
-    if not eta:
-        return then["signal"] * x0 + then["noise"] * eps
-    kept, new = _parts(now, then)
-    # Of the variance at `then`, added^2 is new noise, and the rest is along the predicted eps.
-    added = eta * then["noise"] * new / now["noise"]
-    # At eta = 1 the root has a closed form, without the cancellation.
-    same = then["noise"] * (jnp.sqrt(1 - (eta * new / now["noise"]) ** 2) if eta < 1 else kept / now["noise"])
-    return then["signal"] * x0 + same * eps + added * jax.random.normal(key, x0.shape, x0.dtype)
 
 
 def _posterior(x0, eps, now, then, spread, key):

@@ -201,9 +201,8 @@ def ddpm_schedule(
     >>> schedule = ddpm_schedule()
     >>> print(f"{schedule.signal(1 / 1000) ** 2:.4f} {schedule.signal(1.0) ** 2:.6f}")
     0.9999 0.000040
-    >>> schedule = ddpm_schedule(
-    ...     beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012
-    ... )
+    >>> betas = dict(beta_start=0.00085, beta_end=0.012)
+    >>> schedule = ddpm_schedule(beta_schedule="scaled_linear", **betas)
     >>> print(f"{schedule.signal(1.0) ** 2:.4f}")
     0.0047
     >>> print(f"{ddpm_schedule(betas=[0.5, 0.99]).signal(0.5) ** 2:.2f}")

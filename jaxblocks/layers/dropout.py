@@ -153,9 +153,8 @@ def FeatureDropout(rate: Share, *, spatial: PositiveInt) -> Layer:
 
     Otherwise as ``Dropout``; without spatial axes use ``Dropout``.
 
-    >>> y = FeatureDropout(0.5, spatial=2).apply(
-    ...     (), jnp.ones((4, 5, 5, 3)), train=True, key=jax.random.key(0)
-    ... )
+    >>> layer, x = FeatureDropout(0.5, spatial=2), jnp.ones((4, 5, 5, 3))
+    >>> y = layer.apply((), x, train=True, key=jax.random.key(0))
     >>> bool((y == y[:, :1, :1]).all())
     True
 

@@ -126,11 +126,8 @@ def Embedding(
         ValueError: for an id out of range, where the values are concrete; under ``jit`` its row is NaN.
         TypeError: for ids that are not integers, unless ``tied``.
 
-    >>> net = Wire(
-    ...     lambda f, ids: f.table(f.body(f.table(ids))),
-    ...     table=Embedding(256, 16, tied=True),
-    ...     body=Dense(16),
-    ... )
+    >>> forward = lambda f, ids: f.table(f.body(f.table(ids)))
+    >>> net = Wire(forward, table=Embedding(256, 16, tied=True), body=Dense(16))
     >>> ids = jnp.zeros((8, 5), jnp.int32)
     >>> params = net.init(jax.random.key(0), ids)
     >>> count_params(params["table"]), jax.jit(net.apply)(params, ids).shape

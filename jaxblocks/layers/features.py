@@ -160,11 +160,8 @@ def knn_predict(
         TypeError: for ``x`` that is not floating-point.
 
     >>> examples, classes = jnp.array([[0.0], [1.0], [5.0]]), jnp.array([7, 7, 3])
-    >>> print(
-    ...     jax.jit(knn_predict, static_argnames="k")(
-    ...         jnp.array([[0.2], [4.0]]), examples, classes, k=3
-    ...     )
-    ... )
+    >>> predict = jax.jit(knn_predict, static_argnames="k")
+    >>> print(predict(jnp.array([[0.2], [4.0]]), examples, classes, k=3))
     [7 7]
 
     Source: Cover & Hart 1967; Krapac & Segvic, Deep feed-forward models (shallow local models).

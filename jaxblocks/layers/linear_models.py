@@ -130,11 +130,8 @@ def logistic_regression(
 
     >>> x = jnp.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
     >>> params = logistic_regression(x, jnp.array([0, 0, 0, 1, 0, 1]))
-    >>> (
-    ...     bool(jnp.allclose(params["bias"], jnp.log(1 / 3))),
-    ...     bool(jnp.allclose(params["kernel"], jnp.log(3.0))),
-    ... )
-    (True, True)
+    >>> print(jnp.exp(params["bias"]).round(5), jnp.exp(params["kernel"]).round(5))
+    [0.33333] [[3.]]
 
     Source: Hastie, Tibshirani & Friedman 2009, The elements of statistical learning, section 4.4; Krapac & Segvic, Deep
     feed-forward models ("Linear and nonlinear models").

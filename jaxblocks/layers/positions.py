@@ -169,12 +169,10 @@ def rotary_frequencies(
         ValueError: for odd ``rotary_dim``, and unless both or none of ``scaling`` and ``factor`` (``factors`` for
             ``"longrope"``) are given.
 
-    >>> print(
-    ...     rotary_frequencies(4, base=100.0),
-    ...     rotary_frequencies(4, base=100.0, scaling="linear", factor=2.0),
-    ... )
-    [1.  0.1] [0.5  0.05]
     >>> from functools import partial
+    >>> frequencies = partial(rotary_frequencies, 4, base=100.0)
+    >>> print(frequencies(), frequencies(scaling="linear", factor=2.0))
+    [1.  0.1] [0.5  0.05]
     >>> long = partial(rotary, frequencies=rotary_frequencies(4, scaling="ntk", factor=8.0))
     >>> layer = Attention(2, head_dim=4, positions=long)
 
@@ -407,9 +405,8 @@ def LearnedPositions(
 
     >>> from jax import export
     >>> shape = export.symbolic_shape("b, t, 1", constraints=["t <= 8"])
-    >>> program = export.export(jax.jit(layer.apply))(
-    ...     params, jax.ShapeDtypeStruct(shape, jnp.float32)
-    ... )
+    >>> x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    >>> program = export.export(jax.jit(layer.apply))(params, x)
     >>> program.call(params, jnp.zeros((2, 3, 1))).shape
     (2, 3, 1)
 
@@ -473,9 +470,8 @@ def RelativePositionBias(
     Shapes: integer positions of queries ``(*batch, time_q)`` and of keys ``(*batch, time_k)`` to ``(*batch, heads,
     time_q, time_k)``.
 
-    >>> layer = Attention(
-    ...     2, causal=True, score_bias=RelativePositionBias(2, bidirectional=False)
-    ... )
+    >>> bias = RelativePositionBias(2, bidirectional=False)
+    >>> layer = Attention(2, causal=True, score_bias=bias)
     >>> params = layer.init(jax.random.key(0), jnp.zeros((3, 8)))
     >>> params["score_bias"]["embedding"].shape
     (32, 2)

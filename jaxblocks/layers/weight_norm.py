@@ -110,9 +110,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
     Raises:
         ValueError: at ``init``, for a layer without kernel.
 
-    >>> net = SpectralNorm(
-    ...     Dense(3, use_bias=False, kernel_init=jaxblocks.initializers.orthogonal(5.0))
-    ... )
+    >>> initial = jaxblocks.initializers.orthogonal(5.0)
+    >>> net = SpectralNorm(Dense(3, use_bias=False, kernel_init=initial))
     >>> params, state = net.init(jax.random.key(0), jnp.zeros(3))
     >>> y, _ = net.apply(params, state, jnp.array([3.0, 4.0, 0.0]))
     >>> print(jnp.linalg.norm(y).round(3))

@@ -107,15 +107,7 @@ def BERT(
     >>> features.shape, pooled.shape
     ((2, 3, 4), (2, 4))
 
-    A symbolic time axis of ``jax.export`` needs the constraint that it is at most ``max_length``:
-
-    >>> from jax import export
-    >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
-    >>> program = export.export(jax.jit(net.apply))(
-    ...     params, jax.ShapeDtypeStruct(shape, tokens.dtype)
-    ... )
-    >>> [x.shape for x in program.out_avals]
-    [(b, t, 4), (b, 4)]
+    A symbolic time axis of ``jax.export`` needs a constraint, as in `LearnedPositions`.
 
     Source: Devlin et al. 2018, BERT: Pre-training of deep bidirectional transformers, arXiv:1810.04805; Liu et al.
     2019, RoBERTa, arXiv:1907.11692; Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Clark et al. 2020, ELECTRA,

@@ -116,15 +116,7 @@ def GPT2(
     >>> jax.eval_shape(net.apply, params, tokens).shape
     (3, 5)
 
-    A symbolic time axis of ``jax.export`` needs the constraint that it is at most ``max_length``:
-
-    >>> from jax import export
-    >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
-    >>> program = export.export(jax.jit(net.apply))(
-    ...     params, jax.ShapeDtypeStruct(shape, tokens.dtype)
-    ... )
-    >>> program.out_avals[0].shape
-    (b, t, 5)
+    A symbolic time axis of ``jax.export`` needs a constraint, as in `LearnedPositions`.
 
     Source: Radford et al. 2019, Language models are unsupervised multitask learners, and its published code.
     """

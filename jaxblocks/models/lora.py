@@ -65,9 +65,8 @@ def LoRA(
     >>> jax.tree.map(jnp.shape, params["lora"]["0/kernel"])
     {'down': (2, 1), 'up': (1, 5)}
     >>> x = jnp.ones(2)
-    >>> bool(
-    ...     (jax.jit(net.apply)(params, x) == jax.jit(backbone.apply)(pretrained, x)).all()
-    ... )
+    >>> y = jax.jit(backbone.apply)(pretrained, x)
+    >>> bool((jax.jit(net.apply)(params, x) == y).all())
     True
 
     Source: Hu et al. 2021, LoRA: Low-rank adaptation of large language models, section 4.1, arXiv:2106.09685.

@@ -90,9 +90,8 @@ def ResNet(
             evaluation before the first update.
 
     >>> net = ResNet(18)
-    >>> params, state = jax.eval_shape(
-    ...     net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    ... )
+    >>> x = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    >>> params, state = jax.eval_shape(net.init, jax.random.key(0), x)
     >>> count_params(params)
     11689512
 

@@ -44,10 +44,9 @@ def SentenceEncoder(
     Raises:
         ValueError: for an encoder that returns no features or has state, and for no kind of pooling.
 
-    >>> bert = BERT(
-    ...     vocab_size=5, max_length=8, layers=1, heads=2, features=4, hidden=8, head=None
-    ... )
-    >>> net, tokens = SentenceEncoder(bert), jnp.array([[0, 3, 1], [2, 4, 0]])
+    >>> sizes = dict(max_length=8, layers=1, heads=2, features=4, hidden=8)
+    >>> net = SentenceEncoder(BERT(vocab_size=5, head=None, **sizes))
+    >>> tokens = jnp.array([[0, 3, 1], [2, 4, 0]])
     >>> params = jax.jit(net.init)(jax.random.key(0), tokens)
     >>> mask = jnp.array([[True, True, True], [True, True, False]])
     >>> vectors = jax.jit(net.apply)(params, tokens, mask=mask)

@@ -97,9 +97,8 @@ def TransformerBlock(
     Raises:
         ValueError: if a layer changes the shape or dtype of ``x``.
 
-    >>> block = TransformerBlock(
-    ...     attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4)
-    ... )
+    >>> attention = Attention(2, causal=True)
+    >>> block = TransformerBlock(attention=attention, mlp=TransformerMLP(16, 4))
     >>> x = jnp.zeros((3, 4))
     >>> params = block.init(jax.random.key(0), x)
     >>> sorted(params), jax.jit(block.apply)(params, x).shape

@@ -118,9 +118,7 @@ def generate(
     >>> from jaxblocks.text import ByteTokenizer
     >>> model = Llama(vocab_size=256, layers=1, heads=2, features=8, hidden=16, cache=32)
     >>> tokenizer = ByteTokenizer()
-    >>> prompts, lengths = pad_prompts(
-    ...     [tokenizer.encode("once upon"), tokenizer.encode("if")]
-    ... )
+    >>> prompts, lengths = pad_prompts(map(tokenizer.encode, ["once upon", "if"]))
     >>> params, _ = jax.jit(model.init)(jax.random.key(0), prompts)
     >>> def no_zeros(logits, tokens, t):
     ...     return logits.at[..., 0].set(-jnp.inf)

@@ -45,9 +45,8 @@ class Graph(NamedTuple):
     are valid. The other entries are padding, in any position: their contents affect neither values nor gradients of the
     valid ones, and layers set them to zero. An edge from or to padding is padding too.
 
-    >>> triangle = Graph(
-    ...     jnp.eye(3), senders=jnp.array([0, 1, 2]), receivers=jnp.array([1, 2, 0])
-    ... )
+    >>> senders, receivers = jnp.array([0, 1, 2]), jnp.array([1, 2, 0])
+    >>> triangle = Graph(jnp.eye(3), senders, receivers)
     >>> aggregate(triangle.nodes[triangle.senders], triangle.receivers, n=3)
     Array([[0., 0., 1.],
            [1., 0., 0.],
@@ -230,10 +229,8 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     the batch. Their sizes depend on values, so it does not work under ``jit``.
 
     >>> pair = Graph(jnp.ones((2, 1)), jnp.array([0]), jnp.array([1]))
-    >>> [
-    ...     each.nodes.shape
-    ...     for each in unbatch_graphs(batch_graphs([pair, pair], n_nodes=9, n_graphs=4))
-    ... ]
+    >>> batch = batch_graphs([pair, pair], n_nodes=9, n_graphs=4)
+    >>> [each.nodes.shape for each in unbatch_graphs(batch)]
     [(2, 1), (2, 1)]
 
     Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
@@ -326,9 +323,7 @@ def check_graph(graph: Graph, *, check: bool = False) -> None:
         graph: one graph, or a batch in one.
         check: report indices out of range from inside ``jit`` to ``checkify``.
 
-    >>> check_graph(
-    ...     Graph(jnp.zeros((2, 1)), senders=jnp.array([0]), receivers=jnp.array([2]))
-    ... )
+    >>> check_graph(Graph(jnp.zeros((2, 1)), jnp.array([0]), receivers=jnp.array([2])))
     Traceback (most recent call last):
     ...
     ValueError: check_graph expected receivers from 0 to 1 (there are 2 nodes), got 2; number the nodes from 0.

@@ -38,9 +38,8 @@ def batch_norm(
         ValueError: for statistics, scale or bias of another shape.
         TypeError: for ``x`` that is not floating-point.
 
-    >>> batch_norm(
-    ...     jnp.array([[1.0], [3.0]]), jnp.array([2.0]), jnp.array([4.0]), epsilon=0.0
-    ... ).ravel()
+    >>> x, mean, variance = jnp.array([[1.0], [3.0]]), jnp.array([2.0]), jnp.array([4.0])
+    >>> batch_norm(x, mean, variance, epsilon=0.0).ravel()
     Array([-0.5,  0.5], dtype=float32)
 
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1 (arXiv:1502.03167); Diehl 2023, section 1.6.
