@@ -177,7 +177,7 @@ def InterpolatedPositions() -> Layer:
     c)``.
 
     Raises:
-        ValueError: where the grid at ``init`` is not a square.
+        ValueError: where the grid at ``init`` is not a square, or for other tokens before the grid than there.
 
     >>> layer = InterpolatedPositions()
     >>> tokens, grid = jnp.zeros((7, 2)), jnp.zeros((2, 3, 2))
@@ -196,7 +196,10 @@ def InterpolatedPositions() -> Layer:
         check_params(params, embedding=(None, x.shape[-1]))
         embedding, (h, w) = params["embedding"], grid.shape[-3:-1]
         others = x.shape[-2] - h * w
-        side = math.isqrt(embedding.shape[0] - others)
+        side = math.isqrt(max(embedding.shape[0] - others, 0))
+        expected = f"as many tokens before the grid {(h, w)} as rows before a square in {describe(embedding)}"
+        fits = others >= 0 and 0 < side**2 == embedding.shape[0] - others
+        require(fits, expected, x, "pass the params that init made for these tokens")
         table = embedding[others:].reshape(side, side, embedding.shape[-1])
         table = resize(table, (h, w), method="cubic", antialias=False)
         embedding = jnp.concatenate([embedding[:others], table.reshape(h * w, table.shape[-1])])

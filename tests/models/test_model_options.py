@@ -185,3 +185,13 @@ def test_options_that_exclude_each_other_are_rejected(sentences):
         TypeError, match="BERT expected tokens alone, since the net has segments=0.*leave the segments out"
     ):
         jax.eval_shape(BERT(**BERT_SIZES, segments=0).init, jax.random.key(0), TOKENS, TOKENS)
+
+
+@pytest.mark.parametrize("rows", [6, 1, 4])
+def test_positions_of_other_tokens_than_those_of_init_are_rejected(rows, sentences):
+    """Of a class token and a grid of 2 x 2; 4 rows are those of another pool, without the class token."""
+    net, images = ViT(patch_size=4, interpolate=True, **SMALL), jnp.ones((8, 8, 1))
+    params = jax.eval_shape(net.init, jax.random.key(0), images)
+    params["positions"] = {"embedding": jax.ShapeDtypeStruct((rows, 4), jnp.float32)}
+    with pytest.raises(ValueError, match=rf"as many tokens before the grid \(2, 2\) as .* float32 \({rows}, 4\), got"):
+        jax.eval_shape(net.apply, params, images)
