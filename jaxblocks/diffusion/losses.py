@@ -58,7 +58,6 @@ def sample_times(key: Key[Array, ""], shape: tuple[Size, ...]) -> Float[Array, "
     order, offset = jax.random.split(key)
     count = math.prod(shape)
     index = random_order(order, count).astype(jnp.float32)
-    # One offset for all subintervals: the times are equally spaced, each of them uniform.
     u = 1 - jax.random.uniform(offset, (), jnp.float32)  # in (0, 1]
     return ((index + u) / count).reshape(shape)
 
@@ -128,7 +127,6 @@ def denoising_loss(
 
 def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | Callable | None):
     """The factor of the squared error of a prediction that the weighting requires."""
-    # The weight that turns the error of one prediction type into that of another: a ratio of squared scales.
     if weighting is None or weighting == prediction_type:
         return jnp.ones_like(t)
     if not callable(weighting):
@@ -232,7 +230,6 @@ def DenoisingLoss(
         # One key for the times and one for the noise, so that the noise does not depend on how times are drawn.
         when, noise = jax.random.split(jax.random.key(0) if key is None else key)
         eps = jax.random.normal(noise, x0.shape, x0.dtype)
-        # One time for each example: the axes before the event axes.
         t = draw_times(when, x0.shape[: x0.ndim - event_axes])
         side = dict(zip(names, given, strict=True))
         # Times stay in float32 or wider, since bfloat16 cannot distinguish close times.

@@ -46,10 +46,8 @@ class GaussianMixture(NamedTuple):
     @checked
     def sample(self, key: Key[Array, ""], n: PositiveInt) -> Float[Array, "n d"]:
         """``n`` independent points."""
-        # which: components; noise: points around their means.
         which, noise = jax.random.split(key)
         k = jax.random.choice(which, len(self.weights), (n,), p=self.weights)
-        # Standard normal, scaled in the coordinates of the axes, then rotated by them.
         z = jax.random.normal(noise, (n, self.means.shape[1]), self.means.dtype) * jnp.sqrt(self.variances)[k]
         return self.means[k] + _apply(self.axes[k], z)
 
@@ -120,11 +118,9 @@ class GaussianMixture(NamedTuple):
             a, s = a[..., 0], s[..., 0]  # (..., 1)
             if prediction_type == "score":
                 return self._mix(log_joint, -scaled).astype(x.dtype)
-            # E[eps | x] = sum r_k s (a^2 C_k + s^2 I)^-1 (x - a mu_k), which does not divide by s.
             eps = s * self._mix(log_joint, scaled)
             if prediction_type == "eps":
                 return eps.astype(x.dtype)
-            # E[x_0 | x] = sum r_k (mu_k + a C_k (a^2 C_k + s^2 I)^-1 (x - a mu_k)), which does not divide by a.
             at_means = jnp.broadcast_to(means, z.shape)
             along = jnp.broadcast_to(c, z.shape) * scaled
             x0 = self._mix(log_joint, a[..., None] * along, at_means)

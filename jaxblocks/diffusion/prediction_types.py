@@ -137,7 +137,6 @@ def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) ->
         return -eps / align(schedule.noise(t), eps)
     if target == "v":
         return align(schedule.signal(t), eps) * eps - align(schedule.noise(t), eps) * x0
-    # dx/dt at fixed x_0 and eps.
     da, ds = (align(rate, eps) for rate in schedule.rates(t))
     return da * x0 + ds * eps
 
@@ -225,10 +224,8 @@ def check_solvable(t, schedule: Schedule, source: PredictionType, target: Predic
             time=at.ravel()[bad.argmax()],
         )
 
-    # x_0 = (x - s eps) / a.
     if source in ("eps", "score") and target in ("x0", "v", "velocity"):
         reject(concrete(schedule.signal(at)).ravel() <= 0, "divides by the signal, which is 0")
-    # eps = (x - a x_0) / s, and the score is -eps / s.
     if source == "x0" or target == "score":
         reject(concrete(schedule.noise(at)).ravel() <= 0, "divides by the noise, which is 0")
     if "velocity" in (source, target):

@@ -96,7 +96,6 @@ class Schedule(_Functions):
         r"""The derivatives $(α', σ')$ at t; $σ'$ may be infinite at t = 0."""
         t = _time(t)
         ones = jnp.ones_like(t)
-        # jvp with a tangent of 1: the derivative at each time, elementwise.
         return jax.jvp(self.signal, (t,), (ones,))[1], jax.jvp(self.noise, (t,), (ones,))[1]
 
 
@@ -138,7 +137,6 @@ def variance_preserving_schedule(*, beta_min: float | int = 0.1, beta_max: float
     """
     order = 0 <= beta_min <= beta_max
     require(order, "0 <= beta_min <= beta_max", (beta_min, beta_max), "pass the rates of the noise at t = 0 and t = 1")
-    # The integral of the rate beta_min + (beta_max - beta_min) u from 0 to t.
     total = lambda t: t * (beta_min + 0.5 * (beta_max - beta_min) * t)
     return _schedule(
         lambda t: jnp.exp(-0.5 * total(_time(t))),
@@ -165,7 +163,6 @@ def cosine_schedule(*, signal_end: Annotated[float | int, Range(0, most=0.1, ope
 
     Source: Nichol & Dhariwal 2021, Improved denoising diffusion probabilistic models, arXiv:2102.09672.
     """
-    # The end is below pi / 2, so that the signal stays positive.
     end = math.acos(signal_end)
     return _schedule(lambda t: jnp.cos(end * _time(t)), lambda t: jnp.sin(end * _time(t)))
 
@@ -218,7 +215,6 @@ def ddpm_schedule(
         valid = steps > 1 and ((table > 0) & (table < 1)).all()
         require(valid, "betas, at least two numbers between 0 and 1 on one axis", np.asarray(betas), repair)
     elif beta_schedule == "squaredcos_cap_v2":
-        # The paper's cos^2 with its offset 0.008.
         kept = np.cos((np.linspace(0, 1, steps + 1) + 0.008) / 1.008 * np.pi / 2) ** 2
         # The last factor would be 0, and its logarithm infinite; the limit is that of the paper.
         table = np.minimum(1 - kept[1:] / kept[:-1], 0.999)
@@ -227,7 +223,6 @@ def ddpm_schedule(
         repair = "pass the variances of the noise of the first and the last step"
         require(order, "0 < beta_start <= beta_end < 1", (beta_start, beta_end), repair)
         power = 2 if beta_schedule == "scaled_linear" else 1
-        # scaled_linear is linear in the square root of beta.
         table = np.linspace(beta_start ** (1 / power), beta_end ** (1 / power), steps) ** power
     # Sums of logarithms in float64: the product of 1000 factors would lose digits, and underflow for large betas.
     # -0.0, so that the noise at t = 0 is 0.0 and its rate infinity; those of 0.0 are -0.0 and -infinity.
@@ -237,7 +232,6 @@ def ddpm_schedule(
         table = jnp.asarray(log_kept, t.dtype)
         # The index is clipped to steps - 1, so that t = 1 reads the end of the last interval.
         k = jnp.clip(lax.stop_gradient(t * steps).astype(jnp.int32), 0, steps - 1)
-        # Linear between the steps, so that the derivative of the schedule exists.
         return table[k] + (t * steps - k.astype(t.dtype)) * (table[k + 1] - table[k])
 
     return _schedule(
@@ -413,7 +407,6 @@ def times(
 
 
 def _balanced(schedule, t):
-    # sqrt(s) / (sqrt(a) + sqrt(s)): 0 at the data, 1 at the noise.
     root = jnp.sqrt(schedule.noise(t))
     return root / (jnp.sqrt(jnp.maximum(schedule.signal(t), 0)) + root)
 

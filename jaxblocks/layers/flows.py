@@ -155,8 +155,6 @@ def AffineCoupling(
         half = x.shape[-1] // 2 if getattr(x, "shape", ()) else 0
         require(half > 0, "an array of at least two features", x, "put several numbers on the last axis")
         first, second = x[..., :half], x[..., half:]
-        # The kept half determines the map of the other one, so that the Jacobian is triangular and the inverse
-        # explicit.
         kept, changed = (second, first) if flip else (first, second)
         changed, log_det = f.affine(changed, f.conditioner(kept, *context))
         return jnp.concatenate([changed, kept] if flip else [kept, changed], -1), log_det

@@ -34,7 +34,6 @@ def swish(x: Float[Array, "*shape"], beta: float | int | Float[Array, ""] = 1.0)
 
     Source: Ramachandran, Zoph, Le 2017, Searching for activation functions (arXiv:1710.05941).
     """
-    # In float32 for half precision, where beta x and the product would each be rounded.
     wide = widen(x)
     return (wide * sigmoid(jnp.asarray(beta).astype(wide.dtype) * wide)).astype(x.dtype)
 

@@ -80,7 +80,6 @@ def linear_regression(
     """
     _check_not_empty(x)
     dtype = x.dtype
-    # Computed in float32 for half precision.
     x, y = widen(x), widen(y).astype(widen(x).dtype)
     ridge = _check_ridge(ridge, x.dtype, check)
     kernel, bias = _least_squares(x, y, ridge)

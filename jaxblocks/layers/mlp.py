@@ -53,7 +53,6 @@ def MLP(
     layers: list = []
     for position, width in enumerate(widths, 1):
         after = activation if position < len(widths) else last_activation
-        # The initializer depends on the activation that follows: relu needs a larger variance than the identity.
         init = kernel_init or initializers.for_activation(after)
         layers.append(Dense(width, kernel_init=init, dtype=dtype, param_dtype=param_dtype))
         # Left out where it is the identity, so that the params have no entry for it.

@@ -128,8 +128,6 @@ def rotary(
     # (..., time, 1, d / 2): one angle for all heads; leading axes of size 1, since rank promotion may be an error.
     cos, sin = (y[..., None, :].reshape((1,) * (x.ndim - y.ndim - 1) + (*y.shape[:-1], 1, d // 2)) for y in (cos, sin))
     turned, rest = widen(x[..., :d]), x[..., d:]  # features from d on are not rotated
-    # GPT-J pairs neighbors (interleaved), Llama and GPT-NeoX the two halves; params trained for one do not fit the
-    # other.
     first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else jnp.split(turned, 2, -1)
     pairs = [first * cos - second * sin, second * cos + first * sin]  # R(angle) of (first, second)
     y = (jnp.stack(pairs, -1).reshape(turned.shape) if interleaved else jnp.concatenate(pairs, -1)).astype(x.dtype)
@@ -205,8 +203,6 @@ def rotary_frequencies(
         expected = f"low_frequency_factor below high_frequency_factor = {high}"
         require(low < high, expected, low, f"pass low_frequency_factor={high / 4:g}")
     if scaling == "llama3":
-        # L f / (2 pi) turns within the original length: from `high` turns on a frequency is kept, below `low` it is
-        # divided by the factor, in between both are mixed.
         kept = np.clip((original_length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
         frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     if scaling == "yarn":
@@ -248,7 +244,6 @@ def alibi(
     Source: Press et al. 2021, Train short, test long (arXiv:2108.12409).
     """
     _check_sizes(n_q=n_q, n_k=n_k)
-    # By default the last query is at the last key.
     positions = jnp.arange(n_q, dtype=jnp.int32) + (n_k - n_q if offset is None else jnp.asarray(offset, jnp.int32))
     distance = jnp.abs(positions[:, None] - jnp.arange(n_k, dtype=jnp.int32)[None])
     slopes = jnp.asarray(np.asarray(_slopes(heads)), jnp.result_type(float) if dtype is None else dtype)
@@ -280,7 +275,6 @@ def relative_position_bias(
 
     Source: Raffel et al. 2020, T5, section 2.1, arXiv:1910.10683; buckets as in its published code.
     """
-    # With both directions, one half of the rows is for keys at or before the query, one for those after it.
     buckets = embedding.shape[0] // (2 if bidirectional else 1)
     exact = buckets // 2
     expected = f"an embedding of at least {4 if bidirectional else 2} buckets, half of them exact, below max_distance"
@@ -522,8 +516,6 @@ def _angles(positions, features, base, dtype, frequencies=None):
 
 
 def _slopes(heads: int) -> list[float]:
-    # 2^(-8 h / n) for the largest power of two n <= heads; the other heads take every second slope of 2 n, as
-    # published.
     power = 1 << (heads.bit_length() - 1)
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return slopes + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]

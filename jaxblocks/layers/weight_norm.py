@@ -145,10 +145,8 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
             wide = divided(wide, unit_of(jnp.max(jnp.abs(wide), initial=0)))
             matrix = _matrix(wide)
             if train:
-                # In evaluation the stored vectors stay as they are, and only sigma is computed from the current kernel.
                 vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
             u, w = (vectors[path][name].astype(matrix.dtype) for name in ("inner", "outer"))
-            # u and w are constants for derivatives: the gradient of sigma in the kernel is u w^T (Miyato et al.).
             with full_precision():
                 sigma = u @ (matrix @ w)  # u^T W w
             # A kernel of zeros stays as it is instead of becoming NaN.
@@ -201,7 +199,6 @@ def _matrix(kernel):
 @full_precision()
 def _power_iteration(matrix, vectors, n):
     u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
-    # The vectors are estimates that only follow the kernel: no derivative flows through the iteration.
     matrix = lax.stop_gradient(matrix)
 
     for _ in range(n):

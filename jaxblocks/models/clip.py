@@ -168,8 +168,6 @@ def CLIPText(
     def encode(f, tokens):
         check_texts(tokens)
         x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, features)
-        # Without an end token given, the end is where the id is largest: end-of-text is the last id of CLIP's
-        # vocabulary.
         end = jnp.argmax(tokens if end_token is None else tokens == end_token, -1)
         # The features at the end token summarize the text, since causal attention shows it all tokens before.
         summary = jnp.take_along_axis(x, end[..., None, None], -2)[..., 0, :]

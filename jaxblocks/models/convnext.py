@@ -84,7 +84,6 @@ def ConvNeXt(
             conv=DepthwiseConv((7, 7), padding=3, kernel_init=initial),
             norm=norm(),
             mlp=TransformerMLP(4 * width, width, activation=activation, kernel_init=initial),
-            # A small initial scale makes each block begin near the identity.
             scale=identity if layer_scale is None else LayerScale(layer_scale),
         )
         # The norm is before the convolution: the paper found that training diverges without norms where the resolution

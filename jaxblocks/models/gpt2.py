@@ -125,7 +125,6 @@ def GPT2(
     initial = initializers.normal(0.02)
     last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # for the last kernel of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
-    # With a cache the params are the same: the cached layer has those of the attention inside.
     of_weights = dropout if attention_dropout is None else attention_dropout
     attention = Attention(heads, causal=True, dropout=of_weights, kernel_init=initial, out_kernel_init=last)
     block = TransformerBlock(
@@ -159,7 +158,6 @@ def GPT2(
             kernel_init=initial,
         )
     if head and not tied:
-        # Without a tied table the logits have a kernel of their own.
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 
     def forward(f, tokens):

@@ -98,8 +98,6 @@ def GraphClassifier(
     names = [f"layer_{i}" for i in range(1, layers + 1)]
 
     def forward(f, graph):
-        # Jumping knowledge: the features of the input and of every layer are read out, not those of the last layer
-        # alone.
         rows = [readout(graph, pool=pool)]  # (g, in)
         for name in names:
             graph = getattr(f, name)(graph)

@@ -76,7 +76,6 @@ def RecurrentLM(
     block = Serial(dropout=Dropout(dropout), recurrent=recurrent(features, stateful=stateful))
     return Serial(
         tokens=Embedding(vocab_size, features),
-        # Copies of one block: all layers have the width of the embedding.
         blocks=Repeat(block, layers),
         dropout=Dropout(dropout),
         out=Dense(vocab_size),

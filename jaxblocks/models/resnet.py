@@ -105,7 +105,6 @@ def ResNet(
         repair = "for another one pass the number of blocks in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)"
         require(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
     stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
-    # Depths from 50 on have bottlenecks; for a tuple of blocks the depth alone does not decide.
     if bottleneck is None:
         bottleneck = isinstance(depth, int) and depth >= 50
 
@@ -126,7 +125,6 @@ def ResNet(
     for i, (features, size, stride) in enumerate(convs, 1):
         end = f"_{i}" if len(convs) > 1 else ""
         first |= {f"conv{end}": _conv(features, size, stride), f"norm{end}": _norm(), f"relu{end}": relu}
-    # Small images (CIFAR) keep their resolution.
     if stem != "3x3":
         first["pool"] = MaxPool((3, 3), stride=2, padding=1)
     layers = {"stem": Serial(**first)}
@@ -134,7 +132,6 @@ def ResNet(
         repair = f"pass {tuple(max(1, n) for n in stages)}"
         require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth, repair)
         inner = features_of[i] if bottleneck_width is None else bottleneck_width * 2**i
-        # The first block changes shapes; the others are equal, so that `Repeat` can stack their params.
         block = functools.partial(_Block, features_of[i], inner if bottleneck else None, groups)
         stride = first_stride if i == 0 else 2
         # The first stage keeps the resolution; its shortcut is a projection only where its output has other channels.

@@ -113,8 +113,6 @@ def T5(
     arXiv:2002.05202. Initial kernels have variance 1 / inputs, those of queries 1 / (inputs head_dim), since scores are
     not scaled, as in the published code.
     """
-    # The standard deviations of the paper's code: 1/sqrt(fan_in) for each kernel, and 1/sqrt(fan_in head_dim) for
-    # that of the queries, which replaces the factor 1/sqrt(head_dim) of the scores.
     initial = initializers.variance_scaling(1.0, "fan_in", "normal")
     norm = functools.partial(RMSNorm, epsilon=epsilon)
     options: dict[str, Any] = dict(

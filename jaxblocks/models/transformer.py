@@ -141,7 +141,6 @@ def Transformer(
         dropout=dropout,
     )
     encoder = block(attention=attention())
-    # With a cache, the decoder gets the target in pieces, and keeps the projected context from the first piece on.
     decoder = block(
         attention=attention(causal=True) if cache is None else CachedAttention(attention(causal=True), cache),
         cross_attention=attention() if cache is None else KeptContext(attention()),
@@ -161,11 +160,9 @@ def Transformer(
     table = functools.partial(
         Embedding, features=features, embedding_init=initializers.variance_scaling(1.0, "fan_out", "normal")
     )
-    # One vocabulary for both languages is one table, called for the source and for the target.
     source_table = "source_tokens" if source_vocab_size else "tokens"
     own_table = {"source_tokens": table(source_vocab_size)} if source_vocab_size else {}
     to_logits = Dense(vocab_size, use_bias=out_bias, kernel_init=initializers.glorot_uniform())
-    # Logits of tied embeddings have no bias of their own.
     bias = Bias() if out_bias else identity
     # The only mask is that of the source; the encoder reads it, and the decoder for its context.
     return Wire(

@@ -111,7 +111,6 @@ def TransformerBlock(
     image transformers (``layer_scale``), arXiv:2103.17239.
     """
     layers: dict[str, LayerLike] = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
-    # Its mask is that of the context, apart from the mask of self-attention.
     if cross_attention is not None:
         context_attention = rename_side_inputs(cross_attention, mask="context_mask", segment_ids=None)
         layers |= dict(cross_attention_norm=norm(), cross_attention=context_attention)
@@ -194,10 +193,8 @@ def TransformerMLP(
         down=dense(features, kernel_init=down_kernel_init or kernel_init),
     )
     if not gated:
-        # The names "up", "gate" and "down" are those of all models, so that one rule over paths fits all of them.
         return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.up(x)))), **layers))
     gate = dense(hidden, kernel_init=kernel_init)
-    # The activation applies to the gate alone (Shazeer 2020).
     return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.gate(x)) * f.up(x))), **layers, gate=gate))
 
 

@@ -124,7 +124,6 @@ def UNet(
     # head_dim divides each width, heads is one number for all levels.
     expected, got = "one of heads and head_dim", f"heads={heads} and head_dim={head_dim}"
     require(heads == 1 or head_dim is None, expected, got, "leave out heads")
-    # max(width // 4, 1) groups: 32 for the default width, as published.
     norm = functools.partial(GroupNorm, groups=groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
     widths = tuple(width * multiplier for multiplier in multipliers)
     for features in widths:
@@ -158,7 +157,6 @@ def UNet(
         widths[-1], attend=bool(attention_levels) if middle_attention is None else middle_attention
     )
     layers["middle_1"] = block(widths[-1], attend=False)
-    # The net begins with the output 0: the mean of the noise that it predicts.
     last = Conv(channels, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers["out"] = Serial(norm=norm(), activation=swish, conv=last)
 
@@ -227,7 +225,6 @@ def time_features(
     require(features % 2 == 0, "an even number of features, sines and cosines", features, repair)
     n = features // 2
     time = widen(time)
-    # 1000 t is the step of a model with 1000 steps. With frequency_shift=1 the slowest rate is exactly 1000 / 10000.
     rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - frequency_shift, 1))
     angles = time[..., None] * jnp.broadcast_to(jnp.asarray(rates, time.dtype), (*time.shape, n))  # (*batch, n)
     waves = [jnp.sin(angles), jnp.cos(angles)]
@@ -290,7 +287,6 @@ def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
 
 def _Block(features, *, attend, attention, norm, dropout, conditioned):
     """The residual block S x + f(x, e); with ``attend`` it is followed by x + attention(N(x)) over all pixels."""
-    # Each block begins as the identity (up to its skip), so that the deep net is stable at the start of training.
     last = Conv(features, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers = {
         "skip": _Skip(features),

@@ -81,7 +81,6 @@ def VGG(
     for i, convolutions in enumerate(_CONVOLUTIONS[depth]):
         block = {}
         for j in range(1, convolutions + 1):
-            # Channels double up to 8 times the width.
             block[f"conv_{j}"] = Conv(width * min(2**i, 8), (3, 3), padding=1, kernel_init=initializers.he_normal())
             if batch_norm:
                 block[f"norm_{j}"] = BatchNorm(momentum=0.9, epsilon=1e-5)
@@ -89,8 +88,6 @@ def VGG(
         net[f"block_{i + 1}"] = Serial(**block, pool=MaxPool((2, 2)))
 
     def pool_and_flatten(x):
-        # Images of 224 x 224 have (7, 7) here; other sizes are averaged to it, as in torchvision, so that the dense
-        # layers fit.
         return flatten(adaptive_avg_pool(x, (pool_size, pool_size)), spatial=2)  # (..., 7 7 512)
 
     net["flatten"] = pool_and_flatten

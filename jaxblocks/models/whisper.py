@@ -126,7 +126,6 @@ def Whisper(
             y = gelu(f.conv_2(gelu(f.conv_1(spectrogram))))  # (..., frames / 2, features)
             context = [f.encoder_norm(f.encoder(f.dropout(f.source_positions(y))))]
         x = f.decoder(f.dropout(f.positions(f.tokens(tokens))), *context)
-        # Tied: the table computes the logits.
         return f.tokens(f.norm(x[0] if context else x))  # (..., time, vocab_size)
 
     encoder = Repeat(block(attention=attention()), encoder_layers)

@@ -163,7 +163,6 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
         log_probs, state = call(state, candidates.tokens, parents, t)
         return t + 1, candidates, results, is_open, unknown, log_probs, state
 
-    # The others have -inf, so that the first step takes k different tokens of one prompt.
     first = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf)  # all candidates are the prompt, of which one is counted
     log_probs, state = call(None, tokens, None, jnp.int32(time - 1))
     scores = jnp.broadcast_to(first.astype(log_probs.dtype), (b, k))

@@ -342,7 +342,6 @@ def _write(plan, writing, logits, t, lengths, key, options):
     if options["repetition_penalty"] is not None:
         penalty = options["repetition_penalty"].astype(logits.dtype)
         seen = _tokens_before(t, tokens, logits.shape[-1])
-        # Both lower the score: a positive one is divided, a negative one multiplied (Keskar et al.).
         logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
     logits = processed(plan.processors, logits, tokens, t)
     unknown = unknown | is_undefined(logits)

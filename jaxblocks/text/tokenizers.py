@@ -55,7 +55,6 @@ def ByteTokenizer() -> Tokenizer:
             _reject_character(text, error.start, "characters that UTF-8 can encode", "remove the surrogate")
 
     def decode(tokens):
-        # Bytes that are no UTF-8, which a model may write, become replacement characters.
         return _decoded(tokens, 256, lambda row: bytes(row).decode("utf-8", "replace"))
 
     return Tokenizer(encode, decode, 256, None)

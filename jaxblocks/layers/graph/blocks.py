@@ -197,7 +197,6 @@ def _map_features(layers, rows, *, with_scores):
     def init(key, inputs, side):
         graph = one_graph(inputs)
         check_shapes(graph)
-        # Only shapes are needed, so no projection is computed.
         graph, logits = jax.eval_shape(lambda graph: without_padding(graph)[0], graph), {}
         params, states = {}, {}
         for child, name in zip(kids, names, strict=True):

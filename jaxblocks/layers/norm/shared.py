@@ -71,7 +71,6 @@ def names_of_params(use_scale, use_bias):
 def make_params(names, shape, dtype):
     """Scales of ones and biases of zeros; ``()`` without params."""
     start = {"scale": jnp.ones, "bias": jnp.zeros}
-    # Without params, an empty tuple, as in layers that have none.
     return {name: start[name](shape, dtype) for name in names} or ()
 
 
