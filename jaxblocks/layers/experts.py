@@ -205,7 +205,8 @@ def MixtureOfExperts(
             count, choices = tokens.shape[0], chosen.size
             if capacity_factor is not None:
                 check_integer(count, tokens, f"capacity_factor={capacity_factor}")
-                capacity = min(math.ceil(capacity_factor * choices / experts), count)
+                # Rounded first: 1.1 * 100 / 10 is slightly above 11.
+                capacity = min(math.ceil(round(capacity_factor * choices / experts, 6)), count)
                 place = _places(chosen, experts)
                 # A choice beyond the capacity of its expert has a row beyond the end of the array.
                 row = jnp.where(place < capacity, chosen * capacity + place, experts * capacity)

@@ -37,7 +37,8 @@ def SentenceEncoder(
         normalize: whether the result is divided by its length, so that products of two are cosines.
 
     Shapes: the inputs of ``encoder``, such as tokens ``(..., time)``, to ``(..., features)``: those of ``out``, by
-    default c for each kind of ``pool``. The features of padding do not count. A text without tokens has the vector 0.
+    default c for each kind of ``pool``. The features of padding do not count, and the pooled ones of a text
+    without tokens are 0.
 
     Side inputs: ``mask``, boolean ``(..., time)``, ``False`` at padding; and those of ``encoder`` and ``out``.
 

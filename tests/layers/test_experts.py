@@ -87,6 +87,14 @@ def test_first_choices_come_before_second_ones_and_the_rest_is_dropped():
     np.testing.assert_allclose(few, 300 / (math.e + 299), rtol=1e-6)
 
 
+def test_the_capacity_is_not_rounded_up_for_the_rounding_of_its_factor():
+    """1.1 * 100 / 10 is 11.000000000000002 in Python."""
+    net, x = MixtureOfExperts(jb.identity, 10, top_k=1, capacity_factor=1.1), np.ones((100, 1), np.float32)
+    kernel = np.float32([[1, *[0] * 9]])
+    y, _ = compiled(net.apply)({"experts": (), "router": {"kernel": kernel}}, x)
+    assert (y != 0).sum() == 11
+
+
 def test_each_expert_has_its_own_random_numbers():
     net = MixtureOfExperts(jb.Dropout(0.5), 2, top_k=1)
     params = {"experts": (), "router": {"kernel": jnp.asarray([[1.0, -1.0]])}}

@@ -160,6 +160,14 @@ def test_ties_of_votes_go_to_the_nearest_neighbor():
     assert int(predict(jnp.array([1.5]), examples, jnp.array([4, 7, 5, 4]), k=1)) == 7  # a tie of distances
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("features", [2, 5])
+def test_neighbors_at_every_scale(scale, features):
+    examples = jnp.stack([jnp.full(features, -scale), jnp.full(features, 2 * scale), jnp.full(features, scale)])
+    x = jnp.full((1, features), 0.9 * scale)
+    assert predict(x, examples, jnp.array([1, 2, 3]), k=1).tolist() == [3]
+
+
 # ---- errors
 
 
