@@ -97,25 +97,13 @@ def CLIP(
     """
     shared: dict[str, Any] = dict(activation=activation, epsilon=epsilon, projection=features)
     text = CLIPText(
-        vocab_size=vocab_size,
-        max_length=max_length,
-        end_token=end_token,
-        layers=text_layers,
-        heads=text_heads,
-        features=text_features,
-        hidden=text_hidden,
-        dropout=text_dropout,
-        **shared,
-    )
+        vocab_size=vocab_size, max_length=max_length, end_token=end_token, layers=text_layers, heads=text_heads,
+        features=text_features, hidden=text_hidden, dropout=text_dropout, **shared,
+    )  # fmt: skip
     image = CLIPImage(
-        patch_size=patch_size,
-        layers=image_layers,
-        heads=image_heads,
-        features=image_features,
-        hidden=image_hidden,
-        dropout=image_dropout,
-        **shared,
-    )
+        patch_size=patch_size, layers=image_layers, heads=image_heads, features=image_features, hidden=image_hidden,
+        dropout=image_dropout, **shared,
+    )  # fmt: skip
 
     def forward(f, images, tokens):
         image = unit_vector(f.image(images))

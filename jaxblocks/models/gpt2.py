@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 from collections.abc import Callable
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
@@ -148,15 +148,9 @@ def GPT2(
         return f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))
 
     if head in ("classes", "token_classes"):
-        return with_classes(
-            encode,
-            parts,
-            head,
-            classes=classes,
-            dropout=dropout if classifier_dropout is None else classifier_dropout,
-            pad_token=pad_token,
-            kernel_init=initial,
-        )
+        rate = dropout if classifier_dropout is None else classifier_dropout
+        options: dict[str, Any] = dict(classes=classes, dropout=rate, pad_token=pad_token, kernel_init=initial)
+        return with_classes(encode, parts, head, **options)
     if head and not tied:
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 

@@ -108,15 +108,12 @@ def ModernBERT(
 
     def self_attention(local: bool) -> Layer[Any]:
         window = {"sliding_window": (sliding_window, sliding_window)} if local else {}
+        positions = functools.partial(rotary, base=local_base if local else base)
+        attention_fn = functools.partial(attention, **window) if window else attention
         return Attention(
-            heads,
-            positions=functools.partial(rotary, base=local_base if local else base),
-            attention_fn=functools.partial(attention, **window) if window else attention,
-            use_bias=False,
-            dropout=rate(attention_dropout),
-            kernel_init=initial,
-            out_kernel_init=last,
-        )
+            heads, positions=positions, attention_fn=attention_fn, use_bias=False, dropout=rate(attention_dropout),
+            kernel_init=initial, out_kernel_init=last,
+        )  # fmt: skip
 
     def block(local: bool) -> Layer[Any]:
         options: dict[str, Any] = dict(dropout=rate(attention_dropout), dropout_after=("attention",))

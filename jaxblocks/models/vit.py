@@ -106,15 +106,10 @@ def ViT(
     2023, DINOv2 (``"token_and_mean"``, ``interpolate``), arXiv:2304.07193.
     """
     norm = functools.partial(LayerNorm, epsilon=epsilon)
+    rate = dropout if mlp_dropout is None else mlp_dropout
     block = TransformerBlock(
         attention=SelfAttention(heads, use_bias=use_bias, dropout=attention_dropout),
-        mlp=TransformerMLP(
-            hidden,
-            features,
-            gated=gated,
-            activation=activation,
-            dropout=dropout if mlp_dropout is None else mlp_dropout,
-        ),
+        mlp=TransformerMLP(hidden, features, gated=gated, activation=activation, dropout=rate),
         norm=norm,
         dropout=dropout,
         dropout_after=dropout_after,
