@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, Shaped
 from jaxblocks.backend.precision import widen
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import Range, checked
+from jaxblocks.checks.values import checkable
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
 
@@ -143,6 +144,9 @@ def drop_condition(
         null: one number, or an array of the shape of one example's condition.
         rate: a probability.
 
+    Raises:
+        ValueError: for ``null`` of another shape, or for integers one that their dtype does not hold.
+
     As an augmentation for `jaxblocks.fit` on ``x = (images, labels)``:
     ``augment=lambda key, x: (x[0], drop_condition(key, x[1], null=10, rate=0.1))``.
 
@@ -151,6 +155,9 @@ def drop_condition(
 
     Source: Ho & Salimans 2022, Classifier-free diffusion guidance, algorithm 1, arXiv:2207.12598.
     """
+    if jnp.issubdtype(condition.dtype, jnp.integer) and (known := checkable(null, False)) is not None:
+        kept, repair = (known.astype(condition.dtype) == known).all(), "pass an integer, and labels in int32"
+        require(kept, f"null to be a number of {condition.dtype.name}, as the condition", null, repair)
     null = jnp.asarray(null, condition.dtype)
     expected = f"null to be one number, or of the shape {condition.shape[1:]} of one condition"
     repair = "pass null[0]" if null.shape[1:] == condition.shape[1:] else "pass one such as null=0"

@@ -928,6 +928,16 @@ BAD = {
         "add a small multiple of the identity",
         lambda: gaussian_mixture(X, np.broadcast_to(np.eye(2, dtype=np.float32) / 10, (2, 2, 2))),
     ),
+    "null between labels": (
+        lambda: drop_condition(jax.random.key(0), np.arange(3), null=0.5, rate=0.5),
+        "null to be a number of int",
+        lambda: drop_condition(jax.random.key(0), np.arange(3), null=3, rate=0.5),
+    ),
+    "null of uint8": (
+        lambda: drop_condition(jax.random.key(0), np.arange(3, dtype=np.uint8), null=300, rate=0.5),
+        "null to be a number of uint8, as the condition, got 300; pass an integer, and labels in int32",
+        lambda: drop_condition(jax.random.key(0), np.arange(3, dtype=np.int32), null=300, rate=0.5),
+    ),
     "shape of condition": (
         lambda: drop_condition(jax.random.key(0), X, null=np.zeros(3, np.float32), rate=0.5),
         "the shape (2,) of one condition",
