@@ -352,9 +352,12 @@ def test_encoder_decoder_generates_with_and_without_cache():
     np.testing.assert_array_equal(*both)
     other = generate(cached, params, PROMPTS[:, :2], source=source[::-1], **draw)
     assert (np.asarray(other) != np.asarray(both[1])).any()
+    prompts, number = PROMPTS[:, :2], dict(steps=6, beams=3)
+    best = [beam_search(net, params, prompts, source=source, **number) for net in (plain, cached)]
+    np.testing.assert_array_equal(*best)  # candidates change places in the cache
 
 
-def beams_by_hand(table, first, steps, k, stop):
+def beams_by_hand(table, first, steps, k, stop, early_stopping=False):
     """The best text of a search with k beams in lists of Python; scores are divided by the number of tokens."""
     going, results, is_open = [(0.0, (first,))], [], True
     for n in range(1, steps + 1):
@@ -365,6 +368,7 @@ def beams_by_hand(table, first, steps, k, stop):
         results = sorted(results, reverse=True)[:k]
         going = [one for one, over in zip(grown, ends, strict=True) if not over][:k]
         is_open = bool(going) and (len(results) < k or going[0][0] / n > results[-1][0])
+        is_open = is_open and not (early_stopping and len(results) == k)
     return results[0][1]
 
 
@@ -376,6 +380,17 @@ def test_beam_search_goes_on_while_a_candidate_is_better_for_its_length():
         best = beams_by_hand(table, 0, 4, 2, 2)
         assert np.asarray(found)[0].tolist() == [*best, *[2] * (5 - len(best))]
     assert best == (0, 0, 0, 0, 0)
+
+
+def test_a_text_is_a_result_only_if_it_is_among_the_best_candidates():
+    """With early stopping, worse ones that end would fill the list of results too soon for each of these tables."""
+    for seed in (13, 18):
+        table = np.random.default_rng(seed).dirichlet(np.ones(4), 4)
+        options = dict(steps=4, beams=2, stop=3, early_stopping=True)
+        found = beam_search(TABLE, np.float32(np.log(table)), np.zeros((1, 1), np.int32), **options)
+        best = beams_by_hand(table, 0, 4, 2, 3, early_stopping=True)
+        assert np.asarray(found)[0].tolist() == [*best, *[3] * (5 - len(best))]
+        assert best != beams_by_hand(table, 0, 4, 2, 3)
 
 
 def test_beam_search_with_all_candidates_finds_the_likeliest_text(sentences):
