@@ -249,14 +249,14 @@ def precision_recall_f1(
 
     precision_i = C_ii / sum_j C_ji (the share of class i among the examples predicted as i), recall_i = C_ii / sum_j
     C_ij (the share predicted as i among the examples of class i), F1_i = 2 C_ii / (sum_j C_ji + sum_j C_ij), their
-    harmonic mean. A quotient 0 / 0, for a class without predictions or without examples, is ``undefined``. The mean
-    over classes is the macro average.
+    harmonic mean. A quotient 0 / 0, for a class without predictions or without examples, is ``undefined``; a sum that
+    contains NaN gives NaN. The mean over classes is the macro average.
 
     Shapes: (classes, classes) to three times (classes,).
 
     Raises:
-        ValueError: for a matrix that is not square, or where an entry is negative (``confusion_matrix`` returns -1 for
-            labels out of range); under ``jit`` without ``check`` all results are NaN then.
+        ValueError: for a matrix that is empty or not square, or where an entry is negative (``confusion_matrix``
+            returns -1 for labels out of range); under ``jit`` without ``check`` all results are NaN then.
 
     >>> precision, recall, f1 = precision_recall_f1(jnp.array([[3, 0], [2, 3]]))
     >>> print(precision, recall, f1)
@@ -264,6 +264,8 @@ def precision_recall_f1(
 
     Source: van Rijsbergen, Information Retrieval, 1979.
     """
+    repair = "make it with confusion_matrix(predictions, targets, classes)"
+    require(confusion.size > 0, "a confusion matrix of at least one class", confusion, repair)
     counts = confusion.astype(jnp.float32)
     # -1 is the mark of `confusion_matrix` for labels out of range.
     negative = jnp.any(counts < 0)
@@ -277,8 +279,9 @@ def precision_recall_f1(
     right, predicted, actual = jnp.diagonal(counts), counts.sum(axis=0), counts.sum(axis=1)
 
     def quotient(part, whole):
-        # The inner `where` keeps 0 / 0 out, which strict modes report and which has a NaN gradient.
-        value = jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), undefined)
+        # The inner `where` keeps 0 / 0 out, which strict modes report and which has a NaN gradient. A sum of NaN, which
+        # is not 0, gives NaN.
+        value = jnp.where(whole != 0, part / jnp.where(whole != 0, whole, 1), undefined)
         return jnp.where(negative, jnp.nan, value)
 
     # F1, the harmonic mean of both: 2 TP / (predicted + actual).

@@ -285,6 +285,20 @@ def test_confusion_matrix_out_of_range(which, wrong):
         error.throw()
 
 
+def test_precision_and_recall_of_nan_are_nan():
+    # Rows that were divided by their sums: class 0 has no examples, so only its row and the sums over columns have NaN.
+    with jax.debug_nans(False):
+        precision, recall, f1 = precision_recall_f1(jnp.array([[np.nan, np.nan], [0.25, 0.75]]))
+        np.testing.assert_array_equal(np.isnan([precision, recall, f1]), [[True, True], [True, False], [True, True]])
+        assert recall[1] == 0.75
+
+
+def test_a_confusion_matrix_of_no_classes_is_rejected(sentences):
+    message = r"a confusion matrix of at least one class, got float32 \(0, 0\); make it with confusion_matrix"
+    with pytest.raises(ValueError, match=message):
+        precision_recall_f1(jnp.zeros((0, 0)))
+
+
 def test_weights_without_a_mean_are_rejected():
     scores, labels = jnp.eye(3), jnp.arange(3)
     for weights in ([0.0, 0.0, 0.0], [1.0, -1.0, 1.0]):
