@@ -21,6 +21,7 @@ from jaxblocks.core.pairs import Layer, Params, StatefulLayer
 from jaxblocks.core.selection import paths
 from jaxblocks.interop.families import Config, Family, family_of, one_transformer
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
+from jaxblocks.interop.reading import cast_tensor
 from jaxblocks.interop.reports import Report, check_report, report_of
 from jaxblocks.interop.rules import plans_of, source_of
 from jaxblocks.interop.sentences import Modules, modules_of
@@ -163,7 +164,8 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: PyTre
             configuration as a dict.
 
     Raises:
-        ValueError: for another net than that of the configuration, or params of other shapes.
+        ValueError: for another net than that of the configuration, params of other shapes, and values that the dtype in
+            the folder ``like`` does not have.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -198,7 +200,7 @@ def save(folder: str | Path, net: Layer[Any] | StatefulLayer[Any], params: PyTre
         del tensors[name]
     # Tensors without a param, such as position_ids, and counts that load changed, are written as they were.
     buffers = {name: old[name] for name in old if name not in tensors or _is_unchanged_count(tensors[name], old[name])}
-    tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
+    tensors = {name: _cast(name, tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     for place, its in (modules.split(tensors) if modules else {".": tensors}).items():
         (folder / place).mkdir(parents=True, exist_ok=True)
         write_tensors(folder / place / family.file, its, metadata={"format": "pt"})
@@ -383,5 +385,6 @@ def _is_unchanged_count(tensor: Tensor, old: Tensor) -> bool:
     return tensor.dtype.kind == "i" and np.array_equal(tensor.read(), np.maximum(old.read(), TRAINED))
 
 
-def _cast(tensor: Tensor, dtype) -> Tensor:
-    return tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, lambda: tensor.read().astype(dtype))
+def _cast(name: str, tensor: Tensor, dtype) -> Tensor:
+    repair = "pass the configuration as like, which keeps the dtypes of the params"
+    return Tensor(tensor.shape, dtype, lambda: cast_tensor(tensor.read(), np.dtype(dtype), name, repair))

@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jaxblocks.checks.errors import require
 from jaxblocks.interop.files import Tensor
 from jaxblocks.interop.layouts import Layout
 
-__all__ = ["has_nan", "read_copies"]
+__all__ = ["cast_tensor", "has_nan", "read_copies"]
 
 
 def read_copies(
@@ -42,7 +41,7 @@ def read_copies(
     params = [_aligned(shape, dtype) for shape in shapes]
     ends = np.cumsum([shape[-1] for shape in shapes[:-1]], dtype=int)
     for k, name in enumerate(names):
-        values = _in_order(np.asarray(layout.load(_cast(tensors[name].read(), dtype, name))))  # may be a number
+        values = _in_order(np.asarray(layout.load(cast_tensor(tensors[name].read(), dtype, name))))  # may be a number
         for param, its in zip(params, np.split(values, ends, -1) if len(params) > 1 else [values], strict=True):
             param[k, ...] = its
     return params
@@ -85,11 +84,24 @@ def _in_order(values: np.ndarray) -> np.ndarray:
     return np.asarray(jax.device_put(values, cpu))
 
 
-def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> Any:
+def cast_tensor(values: np.ndarray, dtype: np.dtype, name: str, repair: str | None = None) -> np.ndarray:
+    """The values in this dtype; a ``ValueError`` where integers would change, or large numbers become infinite.
+
+    >>> cast_tensor(np.array([1.5]), np.dtype("float16"), "bias").dtype
+    dtype('float16')
+    """
     if values.dtype == dtype:
         return values
-    cast = values.astype(dtype)
-    kept = jnp.issubdtype(dtype, jnp.inexact) or np.array_equal(cast, values)
-    repair = f"load it into a param of {values.dtype}{', with jax_enable_x64' * (values.dtype.itemsize == 8)}"
-    require(kept, f"integers of {dtype} in {name}", f"larger ones of {values.dtype}", repair)
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        # bfloat16 has the range of float32, and NumPy searches it slowly.
+        is_floating = jnp.issubdtype(values.dtype, jnp.inexact)
+        narrower = is_floating and jnp.finfo(dtype).nexp < jnp.finfo(values.dtype).nexp
+        kind, kept = "numbers", not narrower or np.array_equal(np.isinf(cast), np.isinf(values))
+    else:
+        kind, kept = "integers", np.array_equal(cast, values)
+    if repair is None:
+        repair = f"load it into a param of {values.dtype}{', with jax_enable_x64' * (values.dtype.itemsize == 8)}"
+    require(kept, f"{kind} of {dtype} in {name}", f"larger ones of {values.dtype}", repair)
     return cast

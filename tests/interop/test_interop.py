@@ -823,6 +823,30 @@ def test_nothing_is_lost_without_an_error(sentences):
         interop.load_torch(net, arrays, {"norm": "bn"}, x)
 
 
+@pytest.mark.parametrize(("own", "dtype", "value"), [(jnp.bfloat16, "float16", 2.0**16), ("float64", "float32", 1e39)])
+def test_numbers_that_a_dtype_does_not_have_are_rejected(own, dtype, value, sentences):
+    net, x = Serial(out=Dense(1, use_bias=False)), jnp.ones(2)
+    load = lambda *values: interop.load_torch(net, {"out.weight": np.array([values], own)}, {"*": "*"}, x, dtype=dtype)
+    message = f"numbers of {dtype} in out.weight, got larger ones of {np.dtype(own)}; load it into a param of"
+    with pytest.raises(ValueError, match=message):
+        load(value, 1.0)
+    np.testing.assert_array_equal(load(np.inf, value / 4)["out"]["kernel"], np.array([[np.inf], [value / 4]], dtype))
+
+
+def test_save_rejects_numbers_that_the_folder_does_not_have(tmp_path, sentences):
+    half = lambda arrays: {name: array.astype(np.float16) for name, array in arrays.items()}
+    folder = copied("gpt2", tmp_path / "half")
+    arrays = {name: tensor.read() for name, tensor in interop.read_tensors(folder).items()}
+    interop.write_tensors(folder / "model.safetensors", half(arrays))
+    net, params, _ = interop.load(folder)
+    params["norm"]["bias"] = params["norm"]["bias"].at[0].set(70000.0)
+    message = "numbers of float16 in [a-z.]*ln_f.bias, got larger ones of float32; pass the configuration as like"
+    with pytest.raises(ValueError, match=message):
+        interop.save(tmp_path / "saved", net, params, like=folder)
+    interop.save(tmp_path / "saved", net, params, like=json.loads((folder / "config.json").read_text()))
+    assert interop.load(tmp_path / "saved").params["norm"]["bias"][0] == 70000.0
+
+
 def test_left_over_tensors_are_a_warning_without_strict(sentences):
     arrays = ARRAYS | {"fc3.bias": np.ones(5)}
     with pytest.warns(UserWarning, match=r"load_torch leaves out 1 tensors: fc3.bias\.") as said:
