@@ -125,7 +125,8 @@ def kernel_regression(
         rate: the learning rate $η$.
         start: $f_0(X)$, like ``y``; zero by default.
         test_start: $f_0(x)$, (M,) or (M, O); by default ``start`` without a ``test_kernel``, zero with one.
-        discrete: whether t counts steps of gradient descent.
+        discrete: whether t counts steps of gradient descent. Between steps the predictions are NaN if an eigenvalue is
+            above $1 / η$, since its mode changes sides of the target at each step.
 
     Returns:
         The predictions, (M,) or (M, O); (T, M) or (T, M, O) for an array of times. They do not change along
@@ -194,6 +195,7 @@ def _remaining(speed, time, discrete):
     below = speed < 1
     slow = jnp.expm1(time * jnp.log1p(-jnp.where(below, speed, 0)))
     size = jnp.where(below, 1, speed - 1)
-    # For s > 1 the factor (1 - s)^t changes its sign at each step, and has no logarithm.
-    sign = jnp.where(time % 2 == 1, -1, 1).astype(speed.dtype)
+    # For s > 1 the factor (1 - s)^t changes its sign at each step; it has no logarithm, and no real value between them.
+    is_even = (time % 2 == 0) | jnp.isinf(time)
+    sign = jnp.where((speed <= 1) | is_even, 1, jnp.where(time % 2 == 1, -1, jnp.nan)).astype(speed.dtype)
     return jnp.where(below, slow, sign * size**time - 1)

@@ -272,6 +272,18 @@ def test_gradient_descent_matches_a_loop():
         np.testing.assert_allclose(limit, across @ np.linalg.solve(kernel, y), rtol=1e-9)
 
 
+def test_between_steps_modes_that_overshoot_have_no_prediction():
+    """(1 - 1.5)^1.5 is no real number; at infinite time the powers are 0."""
+    kernel, y = jnp.diag(jnp.array([0.5, 1.5])), jnp.array([1.0, 2.0])
+    with jax.debug_nans(False):
+        assert np.isnan(kernel_regression(kernel, y, time=1.5, discrete=True)).all()
+    slow = kernel_regression(kernel / 2, y, time=1.5, discrete=True)
+    np.testing.assert_allclose(slow, y * (1 - np.array([0.75, 0.25]) ** 1.5), rtol=1e-6)
+    times = jnp.array([3.0, jnp.inf])
+    found = kernel_regression(kernel, y, time=times, discrete=True)
+    np.testing.assert_allclose(found, [[1 - 0.5**3, 2 * (1 + 0.5**3)], y], rtol=1e-6)
+
+
 def test_several_outputs_and_singular_kernels():
     """Compare (N, N, O, O) with the matrix exponential of SciPy; directions with eigenvalue zero do not change."""
     with jax.enable_x64(True):
