@@ -72,8 +72,8 @@ def solve(
 
     Raises:
         ValueError: if a direction has negative curvature, so that $A + λ I$ is not positive definite;
-            under ``jit`` ``residual`` is NaN instead. Also if ``b`` or a product contains NaN; under ``jit`` ``x`` and
-            ``residual`` are NaN then.
+            under ``jit`` ``residual`` is NaN instead. Also if ``b`` or a product contains NaN or infinity;
+            under ``jit`` ``x`` and ``residual`` are NaN then.
 
     >>> solution = solve(
     ...     lambda v: {"a": 3 * v["a"]}, {"a": jnp.array([4.0, 8.0])}, damping=1.0
@@ -85,6 +85,7 @@ def solve(
     optimization.
     """
     space = raveled(operator, b, name="b")
+    damping = jnp.asarray(damping, space.dtype)  # that of a float64 would not be the dtype of the loop
     most = 10 * space.n if max_steps is None else max_steps
     damped = order_convolutions(lambda v: space.apply(v) + damping * v)
     if preconditioner is None:
@@ -127,7 +128,8 @@ def solve(
         # From x itself: r of the recurrence differs from it by the rounding of all steps.
         residual = jnp.linalg.norm(b - matvec(x))
         # Here and not on the result: under nested forward modes, vmap takes the auxiliary outputs for batched.
-        x = jnp.where(jnp.isnan(residual + curvature), jnp.nan, x)
+        finite = jnp.isfinite(residual + curvature)
+        x, residual = jnp.where(finite, x, jnp.nan), jnp.where(finite, residual, jnp.nan)
         return x * unit, (residual * unit, step, curvature)
 
     vector = space.to_vector(b)
@@ -141,7 +143,7 @@ def solve(
         damped, vector, conjugate_gradients, symmetric=True, has_aux=True
     )
     curvature, residual = lax.stop_gradient((curvature, residual))
-    message = "finite numbers in b and in the products, got a residual of {residual}; search for NaN in both"
+    message = "finite numbers in b and in the products, got a residual of {residual}; search both for NaN and inf"
     check_values(~jnp.isnan(residual + curvature), message, residual=residual)
     check_values(
         ~(curvature <= 0),

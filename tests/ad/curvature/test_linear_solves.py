@@ -137,6 +137,24 @@ def test_nan_is_no_solution():
         assert jnp.isnan(jax.jit(lambda b: solve(lambda v: 2 * v, b).x)(nan)).all()
 
 
+def test_infinity_is_no_solution():
+    with pytest.raises(ValueError, match="finite numbers in b and in the products, got a residual of nan"):
+        solve(lambda v: 2 * v, jnp.array([1.0, jnp.inf]))
+    with jax.debug_nans(False):
+        solution = jax.jit(lambda b: solve(lambda v: 2 * v, b))(jnp.array([1.0, jnp.inf]))
+        assert np.isnan(solution.x).all() and np.isnan(solution.residual)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_damping_of_another_dtype(dtype):
+    """(A + I) x = b with A = 3 I has the solution b / 4, in the dtype of b."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        for damping in (np.float64(1.0), jnp.ones((), jnp.float64), jnp.ones((), dtype), 1.0):
+            x = solve(lambda v: 3.0 * v, jnp.array([4.0, 8.0], dtype), damping=damping).x
+            assert x.dtype == dtype
+            np.testing.assert_array_equal(x.astype(jnp.float32), [1.0, 2.0])
+
+
 def test_log_determinants_and_their_derivatives():
     """Of (1 + s) (A + t D): exactly n for s, up to the standard error those of slogdet for t; second ones too."""
     with jax.enable_x64(True):
