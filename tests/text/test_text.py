@@ -13,7 +13,7 @@ import pytest
 from cases import for_each
 from compiled import compiled
 
-from jaxblocks import Embedding, Layer, StatefulLayer
+from jaxblocks import GRU, Dense, Embedding, Layer, Serial, StatefulLayer
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
@@ -208,6 +208,7 @@ MODELS = {
         RecurrentLM(vocab_size=13, features=8),
         RecurrentLM(vocab_size=13, features=8, stateful=True),
     ),
+    "GRU in a tuple": tuple(Serial(Embedding(13, 8), GRU(8, stateful=kept), Dense(13)) for kept in (False, True)),
 }
 PROMPTS = np.random.default_rng(0).integers(0, 13, (3, 6)).astype(np.int32)
 LENGTHS = np.array([6, 1, 4], np.int32)
@@ -242,9 +243,9 @@ def by_hand(logits_of, prompts, lengths, steps, stop=None):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("name", ["Llama", "RecurrentLM"])
+@pytest.mark.parametrize("name", ["Llama", "RecurrentLM", "GRU in a tuple"])
 def test_generation_is_the_same_with_and_without_cache(name):
-    """Equal tokens, sampled with one key, for prompts of several lengths, and for a recurrent net of one length."""
+    """Equal tokens, sampled with one key, for prompts of several lengths; those of RecurrentLM have one."""
     plain, cached = MODELS[name]
     params, lengths = confident(plain, PROMPTS), None if name == "RecurrentLM" else LENGTHS
     draw = dict(lengths=lengths, key=jax.random.key(3), **SAMPLED)
