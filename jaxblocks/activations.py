@@ -248,9 +248,10 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
     """
     if not approximate:
         return _jitted_gelu(x)
-    # Far from 0 the tanh is 1 or -1, and the derivative of x^3 would overflow.
-    near = jnp.abs(x) < 30
-    return jnp.where(near, jax.nn.gelu(jnp.where(near, x, 0), approximate=True), jax.nn.relu(x))
+    wide = widen(x)
+    near = jnp.clip(wide, -30, 30)  # beyond, the sigmoid is 0 or 1, and x^3 may overflow
+    # (1 + tanh u) / 2 is sigma(2 u), which does not cancel for negative u.
+    return (wide * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (near + 0.044715 * near**3))).astype(x.dtype)
 
 
 @checked
