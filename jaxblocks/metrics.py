@@ -55,11 +55,11 @@ def _check_data(x):
 
 
 def _prepare(predictions, targets, weights, check):
-    """int32 targets, where they are in range, float32 weights (or None)."""
+    """int32 targets, where they are in range, weights of the default dtype (or None)."""
     _check_classes(predictions)
     _check_data(targets)
     if weights is not None:
-        weights = weights.astype(jnp.float64 if weights.dtype == jnp.float64 else jnp.float32)
+        weights = weights.astype(float)
         holds = lambda known: ((known >= 0) & (known < jnp.inf)).all() & (known > 0).any()
         expected = "finite weights >= 0 that are not all 0, got values from {low} to {high}"
         check_entries(weights, holds, f"{expected}; pass jnp.ones(weights.shape)", check=check)
@@ -70,7 +70,7 @@ def _prepare(predictions, targets, weights, check):
     repair = of_one if at_most(classes, 1) else _REPAIR
     valid = check_labels(counted, classes, name="targets", repair=repair, check=check)
     if weights is not None:  # in units of the largest one, so that neither they nor their sum leave float32
-        weights = divided(weights, unit_of(jnp.max(weights))).astype(jnp.float32)
+        weights = divided(weights, unit_of(jnp.max(weights)))
     return counted.astype(jnp.int32), valid, weights  # after the check, since labels of 64 bits may be larger
 
 

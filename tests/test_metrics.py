@@ -134,6 +134,9 @@ def test_perplexity_against_the_formula():
     np.testing.assert_allclose(on(both, SCORES, LABELS, WEIGHTS), expected, rtol=1e-6)
     with jax.enable_x64(True):
         np.testing.assert_allclose(on(both, wide, LABELS, WEIGHTS), expected, rtol=1e-14)
+        for weights in (np.sqrt(WEIGHTS.astype(np.float64)), 2**40 + WEIGHTS.astype(np.int64)):  # not of float32
+            expected = np.exp(np.average(nll, weights=weights))
+            np.testing.assert_allclose(on(perplexity, wide, LABELS, weights=weights), expected, rtol=1e-14)
     half = SCORES.astype(jnp.bfloat16)  # summed in float32
     value, rounded = on(lambda *x: [perplexity(z, x[-1]) for z in x[:-1]], half, half.astype(np.float32), LABELS)
     assert value.dtype == jnp.float32 and value == pytest.approx(float(rounded), rel=1e-6)
