@@ -41,7 +41,7 @@ def as_dense(
         ``(outputs, inputs)``, with the entries of arrays in row-major order.
 
     Raises:
-        TypeError: for integers as outputs.
+        TypeError: for integers or several arrays as outputs.
         ValueError: for a layer that is not affine, tested at two random inputs of opposite signs. Where ``params`` are
             traced, there is no test and the matrix is that of the derivative at 0.
 
@@ -110,6 +110,7 @@ def receptive_field(
 
     Raises:
         ValueError: for a position outside the output.
+        TypeError: for several arrays as outputs.
 
     >>> blur = lambda x: conv(x, jnp.ones((3, 1, 1)), padding="same")
     >>> # two layers: 2 * 2 + 1
@@ -144,4 +145,11 @@ def _function(layer, params, side):
     repair = "bind its state: lambda x: layer.apply(params, state, x)[0]"
     stateless = not isinstance(layer, StatefulLayer)
     require(stateless, "a layer without state", layer_name(layer), repair, error=TypeError)
-    return jax.jit(lambda x: layer.apply(params, x, **side))
+
+    def f(x):
+        y = layer.apply(params, x, **side)
+        repair = "select one of them: lambda x: layer.apply(params, x)[0]"
+        require(isinstance(y, jax.Array), "a layer of one output", y, repair, error=TypeError)
+        return y
+
+    return jax.jit(f)

@@ -140,6 +140,13 @@ def test_kinks_at_zero_are_no_affine_functions(shape):
         as_dense(lambda x: (x > 0).astype(jnp.int32), shape)
 
 
+@pytest.mark.parametrize("call", [lambda f: as_dense(f, (3,)), lambda f: receptive_field(f, (3,), 1)])
+def test_layers_of_several_outputs_are_rejected(call):
+    with pytest.raises(TypeError, match=r"a layer of one output, got .*; select one of them: lambda x: layer.apply"):
+        call(lambda x: (x, x))
+    call(lambda x: (x, x)[0])
+
+
 def test_layers_with_state_are_rejected():
     layer = StatefulLayer(lambda key, x: ((), 2.0), lambda params, state, x: (x * jnp.float32(state), state))
     with pytest.raises(TypeError, match=r"lambda x: layer.apply\(params, state, x\)\[0\]"):
