@@ -96,7 +96,7 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
     for i, (label, heights) in enumerate(series.items()):
         heights = np.asarray(heights, np.float64)
         fits = heights.shape == (len(names),)
-        repair = f"pass {heights.size} names"
+        repair = f"pass {heights.size} names" if heights.ndim else "pass the values in a list"
         if heights.ndim == 2:
             repair = "pass dict(enumerate(series)) for one series in each row"
         require(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}", repair)
@@ -189,7 +189,9 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4) -> Any:
     rows = -(-n // columns)
     # NaN between the images is drawn as pale lines, one pixel wide.
     whole = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
-    low, high = images.min((1, 2), keepdims=True), images.max((1, 2), keepdims=True)
+    # Pixels that are not finite are drawn like the lines.
+    options: dict[str, Any] = dict(axis=(1, 2), keepdims=True, where=np.isfinite(images))
+    low, high = np.min(images, initial=np.inf, **options), np.max(images, initial=-np.inf, **options)
     for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
         whole[top : top + height, left : left + width] = image

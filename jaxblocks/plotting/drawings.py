@@ -33,7 +33,7 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None) 
 
     kernels = [np.asarray(kernel, np.float64) for kernel in _kernels(params)]
     sizes = [len(kernels[0]), *(kernel.shape[1] for kernel in kernels)] if kernels else []
-    fits = len(kernels) > 0 and all(len(kernel) == size for kernel, size in zip(kernels, sizes[:-1], strict=True))
+    fits = len(kernels) > 0 and 0 not in sizes and [*map(len, kernels)] == sizes[:-1]
     got = f"shapes {[kernel.shape for kernel in kernels]}"
     require(fits, "kernels (in, out) of layers in series", got, "pass the params of dense layers in series")
     if names is not None:
@@ -100,6 +100,8 @@ def diagram(
     texts, shade = texts or {}, shade or {}
     pairs = len(places) > 0 and all(np.shape(place) == (2,) for place in places.values())
     require(pairs, "a place (x, y) for each of one or more boxes", str(places), 'pass for instance {"a": (0, 0)}')
+    fits = all(len(arrow) in (2, 3) for arrow in arrows)
+    require(fits, "arrows (from, to) or (from, to, label)", str(arrows), 'pass for instance [("a", "b")]')
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
     require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")
     # Matplotlib clips an arrow at a patch, so the texts are drawn before the arrows.
@@ -147,6 +149,9 @@ def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4) -> list:
     require(len(pictures) > 0, "pictures by name", "none", 'pass for instance {"loss": "loss.png"}')
     columns = min(columns, len(pictures))
     images = [picture if hasattr(picture, "shape") else imread(picture) for picture in pictures.values()]
+    shapes = [image.shape for image in images]
+    fits = all(len(shape) in (2, 3) and 0 not in shape for shape in shapes)
+    require(fits, "images (height, width, channels)", f"shapes {shapes}", "leave out what is no image")
     slopes = np.array([image.shape[0] / image.shape[1] for image in images])
     tall = [slopes[i : i + columns].max() for i in range(0, len(images), columns)]  # of each row
     figure = Figure(figsize=(4.8 * columns, 4.8 * sum(tall) + 0.3 * len(tall)), layout="constrained")

@@ -39,7 +39,8 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
         repair = "pass np.ravel(labels)" if labels.size == len(x) else f"pass {len(x)} labels"
     require(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}", repair)
     if names is not None:
-        most = int(labels.max(initial=-1)) + 1
+        low, most = int(labels.min(initial=0)), int(labels.max(initial=-1)) + 1
+        require(low >= 0, "labels from 0, the places of their names", f"a label {low}", "count from 0")
         require(most <= len(names), f"a name for each of the {most} labels", len(names), "add the others to names")
     ax = axes_or_new(ax)
     for k in np.unique(labels):
@@ -124,6 +125,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
     plane = shapes == {(2,)}
     if box is None:
         every = np.concatenate(list(paths.values()))
+        require(len(every) > 0, "paths with points", "none", "pass box= for paths without points")
         low, high = every.min(0), every.max(0)
         # A path along one axis has no extent along the other one.
         margin = np.where(high > low, (high - low) / 8, 1.0)
@@ -131,11 +133,12 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
         box = np.stack([low - margin, high + margin], -1)
     if plane:
         across, along, heights = _on_grid(f, box, samples)
-        heights = heights[..., 0]
+        heights = np.ma.masked_invalid(heights[..., 0])
         least, most = heights.min(), heights.max()
-        # Squared, so that the levels are close to each other near the minimum, where the paths end.
-        levels = least + (most - least) * np.linspace(0.04, 1, 12) ** 2
-        ax.contour(across, along, heights, levels=levels, colors="0.75", linewidths=0.7)
+        if least < most:  # a constant has no contours
+            # Squared, so that the levels are close to each other near the minimum, where the paths end.
+            levels = least + (most - least) * np.linspace(0.04, 1, 12) ** 2
+            ax.contour(across, along, heights, levels=levels, colors="0.75", linewidths=0.7)
         places = {label: path.T for label, path in paths.items()}
         ax.set(xlim=box[0], ylim=box[1])
     else:
@@ -172,9 +175,10 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
         heights = heights[..., 0]
     else:
         heights = np.asarray(f, np.float64)
-        across, along = (
-            np.linspace(edges[0], edges[1], count) for edges, count in zip(box, heights.shape[::-1], strict=True)
-        )
+        require(heights.ndim == 2, "a function, or heights (y, x)", heights, "pass one number for each point of a grid")
+        _check_box(box)
+        sides = zip(box, heights.shape[::-1], strict=True)
+        across, along = (np.linspace(low, high, count) for (low, high), count in sides)
     x, y = np.meshgrid(across, along)
     require(bool(np.isfinite(heights).all()), "finite heights", "others", "choose a box where f is finite")
     # The contours lie below the surface, on the bottom of the box.
@@ -188,12 +192,16 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41) -> A
     return ax
 
 
-def _on_grid(f, box, samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The axes of a grid over the box, and the values of f on it, (y, x, outputs)."""
+def _check_box(box) -> None:
     expected, repair = "box=((lowest x, highest x), (lowest y, highest y))", "pass for instance ((-1, 1), (-1, 1))"
     require(np.shape(box) == (2, 2), expected, str(box), repair)
+
+
+def _on_grid(f, box, samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The axes of a grid over the box, and the values of f on it, (y, x, outputs)."""
+    _check_box(box)
     require(samples > 1, "two samples or more along each axis", samples, "leave samples out")
-    across, along = (np.linspace(edges[0], edges[1], samples) for edges in box)
+    across, along = (np.linspace(low, high, samples) for low, high in box)
     places = np.stack(np.meshgrid(across, along), -1).reshape(-1, 2)
     values = np.asarray(f(jnp.asarray(places)), np.float64)
     fits = values.ndim in (1, 2) and len(values) == len(places)

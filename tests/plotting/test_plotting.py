@@ -14,6 +14,7 @@ from jaxblocks.plotting.styles import look
 
 matplotlib = pytest.importorskip("matplotlib", reason="plotting draws with it")
 Figure = pytest.importorskip("matplotlib.figure").Figure
+QuadContourSet = pytest.importorskip("matplotlib.contour").QuadContourSet
 to_hex = pytest.importorskip("matplotlib.colors").to_hex
 
 
@@ -144,6 +145,12 @@ def test_large_matrix_has_a_color_bar_instead_of_text(ax):
     assert len(ax.figure.axes) == 2
 
 
+def test_tiles_without_pixels_and_with_pixels_that_are_not_finite(ax):
+    plotting.tiles(np.zeros((2, 0, 2)), ax)
+    drawn = plotting.tiles(np.array([[[np.nan, 1.0], [2.0, 3.0]]]), ax, columns=1).images[-1].get_array()
+    np.testing.assert_array_equal(drawn[1:3, 1:3].filled(-1), [[-1, 0], [0.5, 1]])
+
+
 def test_tiles_are_in_rows_and_scaled_individually(ax):
     images = np.stack([np.arange(6.0).reshape(2, 3), 10 * np.ones((2, 3)), -np.arange(6.0).reshape(2, 3)])
     plotting.tiles(images, ax, columns=2)
@@ -217,6 +224,19 @@ def test_trajectories_over_contours(ax):
     for level, line in zip(contours.levels, contours.get_paths(), strict=True):
         if len(line.vertices):
             np.testing.assert_allclose((line.vertices**2).sum(1), level, atol=0.02)
+
+
+def test_trajectories_over_a_constant_and_where_a_function_is_not_finite(ax):
+    """A constant has no contours; those of other functions are where it is finite."""
+    levels = lambda f: sum(
+        isinstance(each, QuadContourSet)
+        for each in plotting.trajectories(f, {"a": [[0.5, 0.0], [1.0, 1.0]]}).collections
+    )
+    assert levels(lambda x: 0 * x[:, 0]) == 0
+    with jax.debug_nans(False):
+        plotting.trajectories(lambda x: jnp.log(x[:, 0]), {"a": [[0.5, 0.0]]}, ax, box=((-1, 1), (-1, 1)))
+    (drawn,) = (each for each in ax.collections if isinstance(each, QuadContourSet))
+    assert np.isfinite(drawn.levels).all() and any(len(path.vertices) for path in drawn.get_paths())
 
 
 def test_trajectories_on_a_graph(ax):
@@ -384,6 +404,46 @@ def test_contact_sheet_shows_every_picture(tmp_path):
             lambda ax: plotting.boundary(lambda x: x[:, 0], ((-1, 1), (-1, 1)), ax, samples=1),
             "two samples or more along each axis, got 1",
             lambda ax: plotting.boundary(lambda x: x[:, 0], ((-1, 1), (-1, 1)), ax, samples=2),
+        ),
+        (
+            lambda ax: plotting.bars(1.0, ["a"], ax),
+            "a value for each of the 1 names, got shape .*; pass the values in a list",
+            lambda ax: plotting.bars([1.0], ["a"], ax),
+        ),
+        (
+            lambda ax: plotting.points(np.eye(2), [-1, 0], ax, names=["a", "b"]),
+            "labels from 0, the places of their names, got a label -1; count from 0",
+            lambda ax: plotting.points(np.eye(2), [0, 1], ax, names=["a", "b"]),
+        ),
+        (
+            lambda ax: plotting.trajectories(lambda x: x[:, 0], {"a": np.zeros((0, 2))}, ax),
+            "paths with points, got none; pass box= for paths without points",
+            lambda ax: plotting.trajectories(lambda x: x[:, 0], {"a": np.zeros((0, 2))}, ax, box=((0, 1), (0, 1))),
+        ),
+        (
+            lambda ax: plotting.surface(np.eye(2)[None], ((0, 1), (0, 1))),
+            r"heights \(y, x\), got .*; pass one number for each point of a grid",
+            lambda ax: plotting.surface(np.eye(2), ((0, 1), (0, 1))),
+        ),
+        (
+            lambda ax: plotting.surface(np.eye(2), (0, 1)),
+            r"box=\(\(lowest x, highest x\), .*, got \(0, 1\); pass for instance",
+            lambda ax: plotting.surface(np.eye(2), ((-1, 1), (-1, 1))),
+        ),
+        (
+            lambda ax: plotting.network({"kernel": np.zeros((0, 3))}, ax),
+            r"kernels \(in, out\) of layers in series, got shapes \[\(0, 3\)\]",
+            lambda ax: plotting.network({"kernel": np.zeros((1, 3))}, ax),
+        ),
+        (
+            lambda ax: plotting.diagram({"a": (0, 0)}, [("a",)], ax),
+            r"arrows \(from, to\) or \(from, to, label\), got .*; pass for instance",
+            lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [("a", "b")], ax),
+        ),
+        (
+            lambda ax: plotting.contact_sheet({"a": np.zeros((2, 0, 3))}),
+            r"images \(height, width, channels\), got shapes \[\(2, 0, 3\)\]; leave out what is no image",
+            lambda ax: plotting.contact_sheet({"a": np.zeros((2, 2, 3))}),
         ),
         (
             lambda ax: plotting.contact_sheet({}),
