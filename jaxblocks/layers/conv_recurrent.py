@@ -234,26 +234,20 @@ def ConvGRUCell(
 
 def _params_and_shape(gates, features, kernel_size, recurrent_kernel_size, options, use_bias, *inits):
     """What `params_of_gates` returns, the shape of the carry for an input, and the number of spatial axes."""
-    windows = _windows(kernel_size, recurrent_kernel_size)
-    draw, check_drawn = params_of_gates(gates, features, use_bias, False, *inits, windows=windows)
+    sizes = window_sizes("kernel_size", kernel_size)
+    of_carry = sizes
+    if recurrent_kernel_size is not None:
+        of_carry = window_sizes("recurrent_kernel_size", recurrent_kernel_size)
+        expected = f"one integer in recurrent_kernel_size for each of the {len(sizes)} axes of kernel_size"
+        require(len(of_carry) == len(sizes), expected, repr(recurrent_kernel_size), "pass as many as in kernel_size")
+    draw, check_drawn = params_of_gates(gates, features, use_bias, False, *inits, windows=(sizes, of_carry))
 
     def drawn(key, x):
         check_one_axis("kernel_size", kernel_size, x)
         return draw(key, x)
 
     def shape_of(x):
-        kernel = jax.ShapeDtypeStruct((*windows[0], x.shape[-1], features), x.dtype)
+        kernel = jax.ShapeDtypeStruct((*sizes, x.shape[-1], features), x.dtype)
         return jax.eval_shape(partial(conv, **options), jax.ShapeDtypeStruct(x.shape, x.dtype), kernel).shape
 
-    return drawn, check_drawn, shape_of, len(windows[0])
-
-
-def _windows(kernel_size, recurrent_kernel_size):
-    """The sizes of both kernels."""
-    sizes = window_sizes("kernel_size", kernel_size)
-    if recurrent_kernel_size is None:
-        return sizes, sizes
-    of_carry = window_sizes("recurrent_kernel_size", recurrent_kernel_size)
-    expected = f"one integer in recurrent_kernel_size for each of the {len(sizes)} axes of kernel_size"
-    require(len(of_carry) == len(sizes), expected, repr(recurrent_kernel_size), "pass as many as in kernel_size")
-    return sizes, of_carry
+    return drawn, check_drawn, shape_of, len(sizes)

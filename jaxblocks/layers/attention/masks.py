@@ -19,15 +19,8 @@ def allowed_keys(own, shape, ahead, causal, window) -> jax.Array | None:
     """
     allowed = [own["mask"]] if "mask" in own else []
     allowed += [own["q_segments"] == own["k_segments"]] if "q_segments" in own else []
-    allowed += _by_position(shape, ahead, causal, window)
-    return functools.reduce(operator.and_, allowed) if allowed else None
-
-
-def _by_position(shape, ahead, causal, window) -> list:
-    """Boolean arrays (1, ..., queries, keys): causal order and the window, for queries ``ahead`` of the first key."""
-    *front, size, n_keys = shape
-    allowed = []
     if causal or window:
+        *front, size, n_keys = shape
         positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
         # Leading axes of size 1, since rank promotion may be an error.
         distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
@@ -37,7 +30,7 @@ def _by_position(shape, ahead, causal, window) -> list:
             allowed.append(distance <= window[0])
         if window and not causal:
             allowed.append(distance >= -window[1])
-    return allowed
+    return functools.reduce(operator.and_, allowed) if allowed else None
 
 
 def segments(q, k, segment_ids) -> dict:

@@ -104,7 +104,8 @@ def attention_of_rows(arrays, options: ScoreOptions, key=None, *, first=0, time_
     def attend(start, rows, keys=(0, n_k)) -> Any:
         size = rows["q"].shape[-2]
         begin, visible = visible_keys(start, size, keys)
-        scores = _scores_of(rows["q"], visible(k, time), time_last)  # (*batch, heads, size, visible keys)
+        of_features = -2 if time_last else -1  # (*batch, heads, size, visible keys)
+        scores = _per_head(rows["q"], visible(k, time), of_features, merged=time_last)
         # Arrays of rows were split by queries already, so only their key axis is sliced; q_segments has no key axis.
         own = {**{name: visible(x) for name, x in columns.items()}, **rows}
         own |= {name: visible(rows[name]) for name in ("mask", "bias") if name in rows}
@@ -188,7 +189,6 @@ def _masked(scores, own, options: ScoreOptions, ahead):
 
 
 def _call_score_fn(score_fn, scores, offset):
-    """Call a function of the scores, of queries ``offset`` ahead of the first key."""
     from jaxblocks.checks.signatures import arguments_of, takes  # not at import, which stays fast
 
     if not takes(score_fn, 2):
@@ -200,7 +200,6 @@ def _call_score_fn(score_fn, scores, offset):
 
 
 def _call_bias(bias, shape, offset):
-    """Call a bias function for scores of this shape."""
     *batch, heads, size, n_keys = shape
     y = bias(heads, size, n_keys, offset)
     whole = (heads, size, n_keys)
@@ -214,11 +213,6 @@ def _check_returned(y, shape, expected):
     real = jnp.issubdtype(getattr(y, "dtype", bool), jnp.number) and not jnp.iscomplexobj(y)
     fits = real and y.shape == shape
     require(fits, expected, y, "return such an array")
-
-
-def _scores_of(q, k, time_last: bool):
-    """The product of each query and key: ``(*batch, heads, time_q, time_k)``."""
-    return _per_head(q, k, -2 if time_last else -1, merged=time_last)
 
 
 def averages_of(weights, v, time_last: bool = False):

@@ -46,13 +46,7 @@ class Parts(NamedTuple):
 
 
 def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) -> Parts:
-    """The parts of an implementation of `attention`; for ``None`` the fastest on the default backend.
-
-    Args:
-        arrays, options: those of the scores.
-        implementation: "einsum", "chunked" or ``None``.
-        chunk: the number of queries of a chunk.
-    """
+    """The parts of an implementation of `attention`; for ``None`` the fastest on the default backend."""
     q, k = arrays["q"], arrays["k"]
     n_q, n_k, window = q.shape[-2], k.shape[-2], options.window
     known = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes
@@ -70,7 +64,9 @@ def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) 
     # With a window, each chunk slices the keys of its window, so that its scores are few.
     if not fixed or platform() != "cpu" or n_q < _SPLIT or (window and long):
         return chunks if long else Parts()
-    block = min(n_q, _block(n_q, options))
+    block = n_q
+    if options.window or options.causal:
+        block = min(n_q, max(_BLOCK, -(-n_q // (_WINDOW_BLOCKS if options.window else _BLOCKS))))
     keys = min(n_k, block + sum(window)) if window else n_k
     tile = _tile(arrays, options, n_q * keys, block * keys)
     own = block if block < n_q else None
@@ -80,21 +76,8 @@ def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) 
     return chunks if long else Parts(None, own)
 
 
-def _block(n_q: int, options) -> int:
-    """The number of queries of a block on CPU."""
-    if not (options.window or options.causal):
-        return n_q
-    return max(_BLOCK, -(-n_q // (_WINDOW_BLOCKS if options.window else _BLOCKS)))
-
-
 def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None:
-    """Batch and heads of a tile, or ``None`` where tiles do not help.
-
-    Args:
-        arrays, options: as in `choose_parts`.
-        scores: the number of scores of one head.
-        in_block: those of a block of its queries.
-    """
+    """Batch and heads of a tile, or ``None``, from the scores of one head, and those of a block of its queries."""
     *batch, heads = arrays["q"].shape[:-2]
     known = all(isinstance(n, int) for n in (*batch, heads))
     fewest_scores = _TILED if options.causal or options.window else 2 * _TILED
@@ -157,7 +140,6 @@ def by_tiles(attend: Callable, arrays: dict, tile: tuple[int, ...]):
     lead = arrays["q"].shape[:-2]
     counts = [-(-n // size) for n, size in zip(lead, tile, strict=True)]
     kept = next((axis for axis, size in enumerate(tile) if size > 1), len(tile) - 1)  # from here, axes of a tile
-
     whole = [count * size for count, size in zip(counts, tile, strict=True)]
 
     def padded(x):

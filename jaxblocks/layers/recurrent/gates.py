@@ -119,46 +119,31 @@ def mix(z, n, hidden):
 
 
 def params_of_gates(
-    gates,
-    features,
-    use_bias,
-    recurrent_bias,
-    kernel_init,
-    recurrent_kernel_init,
-    bias_init,
-    dtype,
-    windows=((), ()),
+    gates, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, dtype, windows=((), ())
 ):
     """Two functions for the params of a cell: one draws them, one checks their names and shapes.
 
     Each gate is drawn as a separate matrix, so that variance and orthogonality hold for each. ``windows`` are the
     leading axes of the two kernels of a convolution.
     """
-    kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
-    width = gates * features
-    shapes = {
-        "kernel": (*windows[0], None, width),
-        "recurrent_kernel": (*windows[1], features, width),
-        "bias": (width,),
-        "recurrent_bias": (width,),
+    leaves = {  # whether it is a param, how each gate is drawn, and the axes before its features
+        "kernel": (True, kernel_init, (*windows[0], None)),
+        "recurrent_kernel": (True, recurrent_kernel_init, (*windows[1], features)),
+        "bias": (use_bias, bias_init, ()),
+        "recurrent_bias": (recurrent_bias, bias_init, ()),
     }
-    initialize = {"kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init}
 
     def draw(key, x):
-        rows = {"kernel": (*windows[0], x.shape[-1]), "recurrent_kernel": (*windows[1], features)}
         params = {}
-        for position, name in enumerate(shapes):
-            if kept.get(name, True):
-                # One draw per gate: fan-in and orthogonality are those of one gate's matrix and not of the
-                # concatenation.
+        for position, (name, (kept, initialize, rows)) in enumerate(leaves.items()):
+            if kept:
                 keys = jax.random.split(jax.random.fold_in(key, position), gates)
-                shape = (*rows.get(name, ()), features)
-                each = [initialize.get(name, bias_init)(k, shape, dtype) for k in keys]
-                params[name] = jnp.concatenate(each, axis=-1)
+                shape = *(x.shape[-1] if n is None else n for n in rows), features
+                params[name] = jnp.concatenate([initialize(k, shape, dtype) for k in keys], axis=-1)
         return params
 
     def check_drawn(params):
-        check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)})
+        check_params(params, **{name: (*rows, gates * features) for name, (kept, _, rows) in leaves.items() if kept})
 
     return draw, check_drawn
 
