@@ -24,6 +24,7 @@ The normal distributions are truncated at two standard deviations and rescaled t
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 
 import jax
@@ -107,6 +108,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 
     Raises:
         TypeError: for an activation that is not a function.
+        ValueError: with ``exact``, where the mean of its squares is 0 or not finite.
 
     >>> variance = lambda draw: draw(jax.random.key(0), (500, 300), jnp.float32).var()
     >>> print(f"{500 * variance(for_activation(relu)):.2f}")
@@ -128,6 +130,8 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
         with jax.ensure_compile_time_eval():  # concrete numbers, also under jit
             mean, variance = map(float, activation_moments(activation))
         passed = variance + mean**2  # E y^2 = variance * passed * fan_in = 1
+        expected = "an activation whose values between -10 and 10 are finite and not all 0"
+        require(0 < passed < math.inf, expected, f"the mean square {passed}", "leave exact out")
         return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
 
     return exactly

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
@@ -85,6 +86,7 @@ P(None, 'modle') (Resource axis: modle of ...); correct the rule for this path, 
     """
     _check_mesh(mesh)
     leaves, structure = jax.tree.flatten(tree)
+    leaves = [leaf if hasattr(leaf, "shape") else np.asarray(leaf) for leaf in leaves]  # numbers of Python
     names = paths(tree)
     specs = [PartitionSpec()] * len(leaves)  # replicated
     several: Sequence[Any] = rules if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]

@@ -155,6 +155,14 @@ def test_the_exact_gain_is_one_over_the_second_moment():
 
 
 @pytest.mark.usefixtures("sentences")
+@pytest.mark.parametrize("activation", [jnp.zeros_like, lambda x: jnp.exp(x**2)])
+def test_activations_without_a_second_moment_have_no_exact_gain(activation):
+    draw = initializers.for_activation(activation, exact=True)
+    with pytest.raises(ValueError, match=r"finite and not all 0, got the mean square (0.0|inf|nan); leave exact out"):
+        draw(jax.random.key(0), (2, 2), jnp.float32)
+    assert initializers.for_activation(activation)(jax.random.key(0), (2, 2), jnp.float32).shape == (2, 2)
+
+
 def test_an_activation_must_be_a_function():
     with pytest.raises(TypeError, match=r"expected activation to be a function, got .*; pass the function itself"):
         initializers.for_activation("relu")

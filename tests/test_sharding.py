@@ -58,6 +58,11 @@ def test_full_sharding_takes_the_largest_axis_that_is_divisible():
     assert found == {"a": P(None, "model", None), "b": P(), "c": P("model", None), "small": P()}
 
 
+def test_numbers_of_python_are_replicated():
+    found = shardings({"scale": 1.0, "kernel": np.zeros((8, 4))}, MESH, fully_sharded(min_size=0))
+    assert found["scale"].spec == P() and found["kernel"].spec == P("data", None)
+
+
 def test_rules_that_do_not_fit_are_rejected(sentences):
     for rules, error, words in (
         ({"**/kernle": P()}, ValueError, "did you mean"),

@@ -157,7 +157,7 @@ def ConvLSTMCell(
         recurrent_kernel_size: of the kernel of the carry, by default ``kernel_size``.
         forget_bias: added at ``init`` to the bias of the forget gate.
         stride, dilation, padding, padding_mode: as in `conv_lstm_step`.
-        use_bias: whether the cell has a bias; without one, ``forget_bias`` other than the default is an error.
+        use_bias: whether the cell has a bias; without one, ``forget_bias`` other than 0 and 1 is an error.
         kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
 
     Shapes: ``(..., *spatial, in)`` to ``(..., *positions, features)``, with a carry of two such arrays.

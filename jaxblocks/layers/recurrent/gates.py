@@ -149,7 +149,7 @@ def params_of_gates(
 
 
 def check_forget_bias(forget_bias, **biases: bool):
-    """A forget bias other than 0 or the default 1 was passed explicitly, and has no effect without a bias."""
+    """Without a bias the forget bias has no effect; the default 1 is accepted."""
     biased = any(biases.values()) or forget_bias in (0, 1)
     repair = f"leave {' or '.join(biases)} at True, or omit forget_bias"
     require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)

@@ -77,7 +77,7 @@ def LSTMCell(
         features: of the cell and the output.
         forget_bias: added at ``init`` to the forget gate's $b_f$ ($b'_f$ without ``use_bias``). With 1,
             an untrained cell keeps 0.73 of its value per step instead of 0.5.
-            Without both biases nothing is added, and a value other than the default is an error.
+            Without both biases nothing is added, and a value other than 0 and 1 is an error.
         use_bias, recurrent_bias: whether the cell has $b$ and $b'$; one is redundant, as in `RNNCell`.
         kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
 
