@@ -24,12 +24,7 @@ def read_copies(
 ) -> list[np.ndarray]:
     """The tensors of all copies as params ``(copies, ...)``.
 
-    Args:
-        names: of the tensors, one for each copy.
-        tensors: by name.
-        layout: from a tensor to the param.
-        shapes: of the params. There are several where a tensor holds them side by side, along the last axis.
-        dtype: of the params.
+    There is one name for each copy, and several shapes where a tensor holds params side by side, along the last axis.
 
     >>> values = np.arange(6).reshape(2, 3)
     >>> tensors = {name: Tensor((2, 3), values.dtype, lambda: values) for name in "ab"}

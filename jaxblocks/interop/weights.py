@@ -41,11 +41,8 @@ def match_torch(
     missing   2/bias    (1,)     2.bias
     matched   2/kernel  (5, 1)   2.weight  (1, 5)   transpose
     """
-    check_net(net)
-    _check_rules(rules)
-    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    tensors = tensors_of(state_dict)
-    return report_of(of_recurrent_modules(plans_of(net, trees, rules), tensors), tensors, rules)
+    plans, tensors, _ = _planned(net, state_dict, rules, inputs, side)
+    return report_of(plans, tensors, rules)
 
 
 @checked
@@ -89,11 +86,7 @@ def load_torch(
     >>> float(net.apply(params, jnp.ones(2))[0])
     11.0
     """
-    check_net(net)
-    _check_rules(rules)
-    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
-    tensors = tensors_of(state_dict)
-    plans = of_recurrent_modules(plans_of(net, trees, rules), tensors)
+    plans, tensors, trees = _planned(net, state_dict, rules, inputs, side)
     check_report(report_of(plans, tensors, rules), strict)
     init = lambda key: net.init(key, *inputs, **side)
     return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), init)
@@ -124,6 +117,15 @@ def save_torch(net: Layer[Any] | StatefulLayer[Any], params: PyTree, rules: Mapp
         got = f"{row.path!r} {row.note}".strip()
         require(False, "rules that match params", got, "correct its path, or leave it out")
     return {name: one.read() for name, one in written(plans, params).items()}
+
+
+def _planned(net, state_dict, rules, inputs, side):
+    """The plans of the params, the tensors, and the shapes of what ``init`` returns."""
+    check_net(net)
+    _check_rules(rules)
+    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
+    tensors = tensors_of(state_dict)
+    return of_recurrent_modules(plans_of(net, trees, rules), tensors), tensors, trees
 
 
 def check_net(net) -> None:

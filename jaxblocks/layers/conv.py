@@ -231,14 +231,10 @@ def Conv(
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, sections 9.1 and 9.5; Cevher, Mathematics of Data,
     "Convolutional layers"; Diehl 2023, section 1.1.
     """
-
-    def channels(of_x):
-        check_groups(groups, of_x, features)
-        return of_x // groups, features
-
     run = functools.partial(
         conv, stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
     )
+    channels = functools.partial(_channels, groups, features)
     return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
@@ -321,10 +317,6 @@ def ConvTranspose(
     Mathematics of Data, "Transposed-convolutional layers".
     """
 
-    def channels(of_x):
-        check_groups(groups, of_x, features)
-        return of_x // groups, features
-
     def draw(key, shape, dtype):
         # Drawn as for the convolution whose adjoint this is, so that fan_in counts the right channels.
         return _swap(kernel_init(key, shape, dtype), groups)
@@ -332,7 +324,14 @@ def ConvTranspose(
     run = functools.partial(
         conv_transpose, stride=stride, dilation=dilation, groups=groups, padding=padding, output_padding=output_padding
     )
+    channels = functools.partial(_channels, groups, features)
     return _layer_with_kernel(kernel_size, padding, channels, run, use_bias, draw, bias_init, dtype, param_dtype)
+
+
+def _channels(groups, features, of_x):
+    """Those of the kernel, in and out, from those of the input."""
+    check_groups(groups, of_x, features)
+    return of_x // groups, features
 
 
 def _layer_with_kernel(size, padding, channels, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:

@@ -101,20 +101,18 @@ def attention(
     needs ``key``. For one ``key`` and the same shapes, draws do not depend on the implementation.
 
     **Implementations.** ``"einsum"`` stores all time_q time_k weights of all heads. ``"chunked"`` processes ``chunk``
-    queries at a time and recomputes their weights in the backward pass, so memory is linear in the length. It has no
-    custom derivative rule, so forward mode and second derivatives are exact. With a ``sliding_window`` it skips
-    keys outside the windows of a chunk, so that time is linear too; with ``causal`` it skips most of the masked keys.
+    queries at a time and recomputes their weights in the backward pass, so memory is linear in the length. With a
+    ``sliding_window`` it skips keys outside the windows of a chunk, so that time is linear too; with ``causal`` it
+    skips most of the masked keys. Forward mode and second derivatives are exact in both.
     ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with a
     ``head_dim`` that is a multiple of 8 up to 256, ``causal``, ``sliding_window`` and arrays of ``bias``; it has a
     reverse rule only (no ``jvp``, no second derivatives), so it is never chosen automatically.
 
     ``None`` uses chunks where time_q time_k is larger than 1024^2. On GPUs and TPUs, without a window, they are larger
     than ``chunk``, up to 2^25 scores of all heads (of one call: ``vmap`` multiplies them), and fewer scores are not
-    split. On one CPU device, parts fit into its caches: with
-    ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22 scores of all heads on, and with
-    neither from 2^23 on, a compiled program is a loop over tiles of examples and heads, whose weights are recomputed in
-    the backward pass (not with a function of biases or scores). From 1024 positions on, gradients in tiles take 0.6 to
-    0.8 of the time of ``"einsum"`` and with ``causal`` 0.4 to 0.6, and 1/40 of its memory at length 8192.
+    split. On one CPU device, with ``causal`` or a ``sliding_window``, blocks of queries skip masked keys; from 2^22
+    scores of all heads on (2^23 with neither), a compiled program is a loop over tiles of examples and heads that fit
+    into the caches, and recomputes their weights in the backward pass (not with a function of biases or scores).
 
     Half precision inputs are multiplied without conversion, with sums and softmax in float32. Where ``q`` and ``k``
     differ in precision, JAX promotes them (with ``jax_numpy_dtype_promotion="strict"`` this is its error); the output

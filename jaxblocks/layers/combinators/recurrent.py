@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,30 +25,17 @@ from jaxblocks.layers.scan_of_cells import CellParts, parts_of, scan_cell
 __all__ = ["Recurrent"]
 
 
-@overload
-def Recurrent(
-    cell: LayerLike,
-    *,
-    reverse: bool = False,
-    spatial: int | None = None,
-    unroll: int | bool = 1,
-    stateful: Literal[False] = False,
-    checkpoint: Checkpoint | None = None,
-) -> Layer: ...
+class _Options(TypedDict, total=False):
+    reverse: bool
+    spatial: int | None
+    unroll: int | bool
+    checkpoint: Checkpoint | None
 
 
 @overload
-def Recurrent(
-    cell: LayerLike,
-    *,
-    reverse: bool = False,
-    spatial: int | None = None,
-    unroll: int | bool = 1,
-    stateful: Literal[True],
-    checkpoint: Checkpoint | None = None,
-) -> StatefulLayer: ...
-
-
+def Recurrent(cell: LayerLike, *, stateful: Literal[False] = False, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def Recurrent(cell: LayerLike, *, stateful: Literal[True], **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def Recurrent(
     cell: LayerLike,

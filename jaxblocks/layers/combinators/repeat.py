@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,28 +21,20 @@ from jaxblocks.layers.combinators.shared import as_outputs, in_words, repair_of_
 __all__ = ["Repeat", "unstack_repeats"]
 
 
+class _Options(TypedDict, total=False):
+    checkpoint: Checkpoint | None
+    unroll: int | bool | None
+    which: tuple[int, ...] | None
+
+
 @overload
 def Repeat(
-    layer: Layer[Out] | Callable[..., Out] | tuple[Layer[Out], ...],
-    n: NonNegativeInt,
-    *,
-    checkpoint: Checkpoint | None = "dots",
-    unroll: NonNegativeInt | bool | None = None,
-    which: tuple[NonNegativeInt, ...] | None = None,
+    layer: Layer[Out] | Callable[..., Out] | tuple[Layer[Out], ...], n: int, **options: Unpack[_Options]
 ) -> Layer[Out]: ...
-
-
 @overload
 def Repeat(
-    layer: StatefulLayer[Out] | tuple[StatefulLayer[Out], ...],
-    n: NonNegativeInt,
-    *,
-    checkpoint: Checkpoint | None = "dots",
-    unroll: NonNegativeInt | bool | None = None,
-    which: tuple[NonNegativeInt, ...] | None = None,
+    layer: StatefulLayer[Out] | tuple[StatefulLayer[Out], ...], n: int, **options: Unpack[_Options]
 ) -> StatefulLayer[Out]: ...
-
-
 @builder
 def Repeat(
     layer: LayerLike | tuple[LayerLike, ...],

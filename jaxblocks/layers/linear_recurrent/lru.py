@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,34 +21,19 @@ from jaxblocks.layers.linear_recurrent.recurrence import linear_recurrence
 __all__ = ["LRU"]
 
 
-@overload
-def LRU(
-    state_features: int,
-    *,
-    r_min: float = 0.0,
-    r_max: float = 1.0,
-    max_phase: float = 2 * math.pi,
-    stateful: Literal[False] = False,
-    kernel_init: Callable = initializers.lecun_normal(),
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> Layer: ...
+class _Options(TypedDict, total=False):
+    r_min: float
+    r_max: float
+    max_phase: float
+    kernel_init: Callable
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
 
 
 @overload
-def LRU(
-    state_features: int,
-    *,
-    r_min: float = 0.0,
-    r_max: float = 1.0,
-    max_phase: float = 2 * math.pi,
-    stateful: Literal[True],
-    kernel_init: Callable = initializers.lecun_normal(),
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> StatefulLayer: ...
-
-
+def LRU(state_features: int, *, stateful: Literal[False] = False, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def LRU(state_features: int, *, stateful: Literal[True], **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def LRU(
     state_features: PositiveInt,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -98,32 +98,18 @@ def selective_scan(
     return y.astype(dtype), h
 
 
-@overload
-def SelectiveSSM(
-    state_features: int,
-    *,
-    rank: int | None = None,
-    chunk: int = 64,
-    stateful: Literal[False] = False,
-    kernel_init: Callable = initializers.lecun_normal(),
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> Layer: ...
+class _Options(TypedDict, total=False):
+    rank: int | None
+    chunk: int
+    kernel_init: Callable
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
 
 
 @overload
-def SelectiveSSM(
-    state_features: int,
-    *,
-    rank: int | None = None,
-    chunk: int = 64,
-    stateful: Literal[True],
-    kernel_init: Callable = initializers.lecun_normal(),
-    dtype: DTypeLike | None = None,
-    param_dtype: DTypeLike = jnp.float32,
-) -> StatefulLayer: ...
-
-
+def SelectiveSSM(state_features: int, *, stateful: Literal[False] = False, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def SelectiveSSM(state_features: int, *, stateful: Literal[True], **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def SelectiveSSM(
     state_features: PositiveInt,
