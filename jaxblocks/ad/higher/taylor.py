@@ -176,7 +176,8 @@ def _leibniz(step: Step, order) -> _Series:
         # The j for which both factors have a derivative.
         some = range(max(0, k - len(right) + 1), min(k, len(left) - 1) + 1)
         parts = [(math.comb(k, j), bind(left[j], right[k - j])) for j in some]
-        terms.append(sum(part if count == 1 else count * part for count, part in parts))
+        # Floats, since binomials beyond order 33 exceed the integers of JAX.
+        terms.append(sum(part if count == 1 else float(count) * part for count, part in parts))
     return _Series(terms[0], tuple(terms[1:]))
 
 
@@ -186,7 +187,7 @@ def _quotient(step: Step, order) -> _Series:
     terms = [step.evaluate([top[0], bottom[0]])[0]]
     for k in range(1, order + 1):
         # y_k = (a_k - sum over j < k of binomial(k, j) y_j b_(k-j)) / b
-        rest = sum(math.comb(k, j) * terms[j] * bottom[k - j] for j in range(k))
+        rest = sum(float(math.comb(k, j)) * terms[j] * bottom[k - j] for j in range(k))
         terms.append((top[k] - rest) / bottom[0])
     return _Series(terms[0], tuple(terms[1:]))
 

@@ -1,6 +1,7 @@
 """Derivatives of high order against nested jvps and closed forms."""
 
 import functools
+import math
 import types
 
 import jax
@@ -143,3 +144,13 @@ def test_errors_name_the_repair(sentences):
     host = lambda x: jax.pure_callback(lambda x: np.asarray(x), x, x)
     with pytest.raises(NotImplementedError, match=r"differentiate several times, got 'pure_callback'.*custom_jvp"):
         directional_derivatives(host, x, x, order=2)
+
+
+def test_orders_whose_binomials_exceed_integers(double):
+    """binomial(34, 17) > 2^31: the product rule and that of quotients."""
+    order = 36
+    x = jnp.zeros((), jnp.float32)
+    products = directional_derivatives(lambda x: jnp.exp(x) * jnp.exp(x), x, jnp.ones_like(x), order=order)
+    np.testing.assert_allclose(np.array(products), 2.0 ** np.arange(order + 1), rtol=1e-6)
+    quotients = directional_derivatives(lambda x: 1 / (1 - x), jnp.zeros(()), jnp.ones(()), order=order)
+    close(np.array(quotients), [float(math.factorial(k)) for k in range(order + 1)])
