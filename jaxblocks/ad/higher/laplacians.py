@@ -165,7 +165,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     begin = varying_like(jnp.zeros(aval.shape, aval.dtype), aval)
     # Every chunk computes the same value, and the carry holds the last one.
     (value, total), jacobian = lax.scan(step, (begin, begin), jnp.arange(0, n, chunk_size))
-    return value, jacobian.reshape(-1, *aval.shape)[:n], total
+    return value, jacobian.reshape(-(-n // chunk_size) * chunk_size, *aval.shape)[:n], total
 
 
 def _seeded(leaf, start, count):
