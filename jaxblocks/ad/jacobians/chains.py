@@ -304,7 +304,8 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
                 f"{describe(j)} after {describe(jacobians[i - 2])}",
                 "begin with the Jacobian of the function that is applied first",
             )
-    order = _bracketing(order, [jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians)])
+    # The order of a product without entries does not matter.
+    order = _bracketing(order, [max(1, d) for d in (jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians))])
     return _fold(order, lambda i: jacobians[i - 1], full_precision()(jnp.matmul))
 
 

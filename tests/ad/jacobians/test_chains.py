@@ -210,6 +210,13 @@ def test_each_jacobian_uses_the_mode_with_fewer_passes():
     assert count_flops(chain, up, down, shape(3)).dots == 3 * 2 * 40 * 3 + 2 * 2 * 2 * 40
 
 
+def test_products_without_entries():
+    """An axis of size 0, inside or at an end, as `jacobian_chain` returns it for an empty value."""
+    jacobians = jacobian_chain([lambda x: x[:0], lambda x: jnp.sum(x) + jnp.ones(2)], jnp.ones(3))
+    np.testing.assert_array_equal(multiply_chain(jacobians), np.zeros((2, 3)))
+    assert multiply_chain([jnp.ones((2, 3)), jnp.ones((0, 2))], order="forward").shape == (0, 3)
+
+
 def test_batches_of_chains():
     rng = np.random.default_rng(3)
     js = [jnp.asarray(rng.normal(size=(7, d, before)), jnp.float32) for before, d in itertools.pairwise((4, 2, 5))]
