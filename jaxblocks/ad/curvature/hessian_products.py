@@ -14,7 +14,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, PyTree
 
@@ -22,6 +21,7 @@ from jaxblocks.ad.counting.counts import equations
 from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, at_point, scalar_valued
 from jaxblocks.ad.programs.linearization import linearize, missing_mode, with_forward_mode
+from jaxblocks.ad.vectors.raveled import as_vector
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.expectations import checked
@@ -122,7 +122,7 @@ def _stored(linear: Callable) -> Callable:
 
 @full_precision()
 def _forward_over_forward(f, x, v):
-    flat, to_tree = ravel_pytree(x)
+    flat, to_tree = as_vector(x)
     along_v = lambda flat: jax.jvp(f, (to_tree(flat),), (v,))[1]
     # Half-precision leaves have tangents in their own dtype, as a product by reverse mode has.
     units = varying_like(jnp.eye(flat.size, dtype=flat.dtype), flat)

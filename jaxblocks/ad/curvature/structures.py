@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -35,7 +34,7 @@ from jaxblocks.ad.curvature.kronecker_factors import (
 from jaxblocks.ad.curvature.loss_roots import CurvatureMatrix, TargetLikelihood
 from jaxblocks.ad.curvature.risks import over_minibatches
 from jaxblocks.ad.programs.arguments import at_point, batch_length, explained_model, floating_params
-from jaxblocks.ad.vectors.raveled import dot
+from jaxblocks.ad.vectors.raveled import as_vector, dot
 from jaxblocks.backend.matrix_functions import eigenvectors
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -135,7 +134,7 @@ class StructuredCurvature:
 
     def _leaves(self, tree):
         # In the full structure, one vector of all params is the only block.
-        return [ravel_pytree(tree)[0]] if self.structure == "full" else jax.tree.leaves(tree)
+        return [as_vector(tree)[0]] if self.structure == "full" else jax.tree.leaves(tree)
 
     def _tree(self, leaves):
         structure, shapes = self.like
@@ -249,7 +248,7 @@ def structured_curvature(
     like = params
     # The full matrix is the exact block of a model with one parameter: the vector of all params.
     if structure == "full":
-        (params, unravel), on_tree = ravel_pytree(params), model
+        (params, unravel), on_tree = as_vector(params), model
         # Joined from two parts, since one vector of params may else be read as the kernel of a product.
         whole = lambda vector: unravel(jnp.concatenate([vector[:1], vector[1:]]))
         model, max_size = lambda vector, x: on_tree(whole(vector), x), params.size

@@ -12,13 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.higher.taylor import directional_derivatives
 from jaxblocks.ad.programs.arguments import Tree, array_valued, as_point, scalar_valued
 from jaxblocks.ad.programs.linearization import with_forward_mode
-from jaxblocks.ad.vectors.raveled import dot
+from jaxblocks.ad.vectors.raveled import as_vector, dot
 from jaxblocks.backend.precision import widen
 from jaxblocks.backend.varying import varying_like
 from jaxblocks.checks.errors import require
@@ -153,7 +152,7 @@ def estimate_biharmonic(
 def _raveled(x):
     """The point as arrays and as a vector, and the inverse of this."""
     x = as_point(x)
-    return x, *ravel_pytree(x)
+    return x, *as_vector(x)
 
 
 def _mean(f, flat, unravel, vectors, order):

@@ -22,6 +22,7 @@ from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_label
 from jaxblocks.ad.programs.arguments import Tree, batch_length, explained_call, fits, floating_params
 from jaxblocks.ad.programs.order_of_products import with_products_in_order
 from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
+from jaxblocks.ad.vectors.raveled import common_dtype
 from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision, wide_dtype
 from jaxblocks.backend.quotients import norm, sqrt
@@ -131,7 +132,7 @@ def per_example_norms(
     params, _ = checked_examples(loss, params, batch)
     leaves, structure = jax.tree.flatten(params)
     if not per_leaf:
-        return wide_norms(loss, params, batch, chunk_size).astype(jnp.result_type(*leaves))
+        return wide_norms(loss, params, batch, chunk_size).astype(common_dtype(leaves))
     found = _norms_of_leaves(loss, params, batch, per_leaf, chunk_size)
     return structure.unflatten([length.astype(leaf.dtype) for length, leaf in zip(found, leaves, strict=True)])
 
@@ -140,7 +141,7 @@ def wide_norms(loss: Callable, params: PyTree, batch: tuple[PyTree, ...], chunk_
     """The norms of checked arguments in float32 at least; in half precision they are rounded nowhere else."""
     found = _norms_of_leaves(loss, params, batch, False, chunk_size)
     # Squares in half precision overflow above 256 (float16), or lose digits (bfloat16).
-    dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
+    dtype = wide_dtype(common_dtype(params))
     return norm(jnp.stack([length.astype(dtype) for length in found]), 0)
 
 
@@ -207,7 +208,8 @@ def is_exact(own: Sequence[sites.Site]) -> bool:
 
 def _has_all_digits(found, bounds, per_leaf):
     """Whether few digits cancel: in each leaf, or in the norm of all."""
-    lengths, bounds = jax.lax.stop_gradient((jnp.stack(found), jnp.stack(bounds)))
+    dtype = common_dtype(found)
+    lengths, bounds = (jax.lax.stop_gradient(jnp.stack([x.astype(dtype) for x in each])) for each in (found, bounds))
     if not per_leaf:
         lengths, bounds = norm(lengths, 0), norm(bounds, 0)
     return jnp.all(bounds <= CANCELLATION**0.5 * lengths)

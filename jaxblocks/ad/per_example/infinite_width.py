@@ -118,7 +118,8 @@ def kernel_regression(
     products are computed in full precision on every device.
 
     Args:
-        kernel: K on the N training inputs, (N, N), or (N, N, O, O) as `ntk` returns it.
+        kernel: K on the N training inputs, (N, N), or (N, N, O, O) as `ntk` returns it. Half precision is computed in
+            float32.
         y: targets (N,) or (N, O).
         test_kernel: K(x, X), (M, N) or (M, N, O, O); ``kernel`` by default.
         time: t, a number or an array (T,); by default the limit of infinite time, which is kernel regression.
@@ -162,7 +163,9 @@ def kernel_regression(
         test_start = start if without_tests else jnp.zeros(tests, y.dtype)
     repair = "pass f(params, test_x) at the initial params, or leave it out"
     require(test_start.shape == tests, f"test_start of shape {tests}", test_start, repair)
-    matrix, across, rest = kernel, test_kernel, (y - start).reshape(count, math.prod(outputs))
+    dtype = jnp.result_type(test_start, test_kernel, kernel, y, start)
+    kernel, test_kernel = widen(kernel), widen(test_kernel)  # the decomposition does not take half precision
+    matrix, across, rest = kernel, test_kernel, (widen(y) - widen(start)).reshape(count, math.prod(outputs))
     if kernel.ndim == 4:  # examples and outputs become one axis
         matrix = kernel.transpose(0, 2, 1, 3).reshape(y.size, y.size)
         across = test_kernel.transpose(0, 2, 1, 3).reshape(math.prod(tests), y.size)
@@ -171,7 +174,8 @@ def kernel_regression(
     gain = functools.partial(_gain, rate=rate, discrete=discrete)
 
     def at(time):
-        return test_start + (across @ apply_matrix_function(gain, matrix, rest, time)).reshape(tests)
+        moved = (across @ apply_matrix_function(gain, matrix, rest, time)).reshape(tests)
+        return (widen(test_start) + moved).astype(dtype)
 
     if time is None:
         return at(None)

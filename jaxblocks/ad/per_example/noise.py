@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.per_example.gradients import checked_examples
 from jaxblocks.ad.vectors.chunks import rows_in_chunks
-from jaxblocks.ad.vectors.raveled import dot
+from jaxblocks.ad.vectors.raveled import as_vector, common_dtype, dot
 from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.varying import varying_like
@@ -107,10 +106,10 @@ def gradient_noise(
     require(batch_size <= count, expected, batch_size, f"pass batch_size={count}")
     chunk = count if chunk_size is None else min(count, chunk_size)
     # Sums of squares over many examples lose digits in half precision.
-    dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
+    dtype = wide_dtype(common_dtype(params))
 
     def flat(*example):
-        return ravel_pytree(jax.grad(loss)(params, *example))[0].astype(dtype)
+        return as_vector(jax.grad(loss)(params, *example))[0].astype(dtype)
 
     def sums(of, like):
         """The sum of ``of(g_i)`` over all examples, a chunk at a time."""
@@ -152,9 +151,9 @@ def gradient_noise(
     squared_norm, trace = squared_norm * unit * unit, trace * unit * unit
     # (N - B) / (B (N - 1)); for one example the numerator is 0, and the denominator must not be.
     share = (count - batch_size) / (batch_size * max(1, count - 1))
-    _, unravel = ravel_pytree(params)
+    flat_params, unravel = as_vector(params)
     return GradientNoise(
-        gradient=unravel(mean.astype(jnp.result_type(*jax.tree.leaves(params)))),
+        gradient=unravel(mean.astype(flat_params.dtype)),
         squared_norm=squared_norm,
         trace=trace,
         batch_trace=share * trace,

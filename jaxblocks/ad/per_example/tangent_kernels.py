@@ -29,6 +29,7 @@ from jaxblocks.ad.per_example.leaf_plans import LeafPlan, leaf_table, site_label
 from jaxblocks.ad.programs.arguments import batch_length, explained_model, floating_params
 from jaxblocks.ad.programs.linearization import linearize
 from jaxblocks.ad.vectors.chunks import map_batches, map_in_chunks
+from jaxblocks.ad.vectors.raveled import common_dtype
 from jaxblocks.backend.precision import full_precision, wide_dtype, widen
 from jaxblocks.backend.varying import as_structs, varying_like
 from jaxblocks.checks.errors import describe, require
@@ -94,7 +95,7 @@ def ntk(
         kernel = _structured_or_products(programs, params, x1, x2)
     else:
         kernel = programs[plan.method](params, x1, x2)
-    return jnp.asarray(kernel).astype(jnp.result_type(*jax.tree.leaves(params)))
+    return jnp.asarray(kernel).astype(common_dtype(params))
 
 
 @checked
@@ -289,7 +290,7 @@ def _contraction(f, trace, params, x1, x2):
 
     left = jacobians(x1)
     right = left if x2 is None else jacobians(x2)
-    dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
+    dtype = wide_dtype(common_dtype(params))
     kernel = sum(_outer(a, b, trace).astype(dtype) for a, b in zip(left, right, strict=True))
     return _shaped(kernel, shape, trace)
 
@@ -352,7 +353,7 @@ def _structured(reading, plans, value, trace, params, x1, x2, inexact=None):
         for gradients in (left,) if x2 is None else (left, right):
             _check(reading, plans, gradients, trace, inexact)
 
-    dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
+    dtype = wide_dtype(common_dtype(params))
 
     def rows(left):
         terms = []

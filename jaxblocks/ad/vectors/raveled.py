@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import floating_like
@@ -13,7 +14,7 @@ from jaxblocks.backend.varying import as_structs, replicated, sharded_like, vary
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.values import has_values
 
-__all__ = ["RaveledOperator", "dot", "offsets", "random_signs", "raveled", "short"]
+__all__ = ["RaveledOperator", "as_vector", "common_dtype", "dot", "offsets", "random_signs", "raveled", "short"]
 
 
 class RaveledOperator(NamedTuple):
@@ -93,6 +94,26 @@ def raveled(
         repair = f"pass a function v -> A v, and its argument as {name}"
         require(False, f"an operator that returns a pytree like its argument, {wanted}", got, repair)
     return RaveledOperator(operator, like, n, dtype, is_form)
+
+
+def as_vector(tree: PyTree) -> tuple[Float[Array, " n"], Callable[[Array], PyTree]]:
+    """The leaves of a tree as one vector, and its inverse: ``ravel_pytree``, also where promotion is strict.
+
+    >>> as_vector((jnp.ones(1, jnp.float16), jnp.zeros(2)))[0]
+    Array([1., 0., 0.], dtype=float32)
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return ravel_pytree(tree)
+
+
+def common_dtype(tree: PyTree) -> Any:
+    """The dtype to which all leaves of a tree can be promoted, also where promotion is strict.
+
+    >>> common_dtype((jnp.ones(1, jnp.float16), jnp.zeros(2))).name
+    'float32'
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*jax.tree.leaves(tree))
 
 
 def random_signs(key: Array, operator: RaveledOperator) -> Float[Array, " n"]:

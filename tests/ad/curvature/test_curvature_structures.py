@@ -421,3 +421,14 @@ def test_errors_and_their_repairs():
             method(curvature, damping=-1.0)
     with pytest.raises(ValueError, match="expected loss to return a scalar"):
         structured_curvature(lambda w, x: x @ w, lambda f, y: f - y, w, x, jnp.ones((2, 2)))
+
+
+@pytest.mark.parametrize("structure", ["kfac", "ekfac", "diagonal", "full"])
+def test_params_of_several_dtypes_under_strict_promotion(structure):
+    params = {"a": jnp.ones(2, jnp.float16), "b": jnp.ones(3)}
+    model = lambda params, x: (jnp.sum(params["b"]) * jnp.sum(params["a"].astype(jnp.float32)) * x)[None]
+    x = jnp.ones(3)
+    with jax.numpy_dtype_promotion("strict"):
+        K = structured_curvature(model, half_square, params, x, x[:, None], structure=structure)
+        assert jax.tree.map(jnp.result_type, K(params)) == jax.tree.map(jnp.result_type, params)
+    np.testing.assert_allclose(K.trace(), 2 * 3**2 + 3 * 2**2, rtol=1e-6)  # |J|^2

@@ -196,3 +196,18 @@ def test_following_the_errors_advice_works():
 def test_arguments_in_another_order_raise(sentences):
     with pytest.raises(TypeError, match=r"hvp expected f to be a function, got float32 \(2,\)"):
         hvp(jnp.ones(2), jnp.sum, jnp.ones(2))
+
+
+def test_leaves_of_several_dtypes_under_strict_promotion():
+    """By forward over forward mode too, which takes all leaves as one vector."""
+    x = {"a": jnp.ones(2, jnp.float16), "b": jnp.ones(3)}
+
+    def f(x):
+        value = jnp.sum(x["a"].astype(jnp.float32) ** 3) + jnp.sum(x["b"] ** 2)
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * value), (0, jnp.ones(())))[1]
+
+    with jax.numpy_dtype_promotion("strict"):
+        found = hvp(f, x, x)
+    assert jax.tree.map(jnp.result_type, found) == jax.tree.map(jnp.result_type, x)
+    # f = v^2 with v = 5, grad v = (3, 3, 2, 2, 2) and hess v = diag(6, 6, 2, 2, 2)
+    np.testing.assert_array_equal(flat(found), 2 * 12 * np.array([3, 3, 2, 2, 2]) + 2 * 5 * np.array([6, 6, 2, 2, 2]))

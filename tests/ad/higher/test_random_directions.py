@@ -69,3 +69,13 @@ def test_errors_name_the_repair(sentences):
         estimate_laplacian(jax.random.clone(key), jnp.sum, x[:0])
     with pytest.raises(ValueError, match=r"forward_gradient expected f to return a scalar"):
         forward_gradient(jax.random.clone(key), jnp.sin, x)
+
+
+def test_leaves_of_several_dtypes_under_strict_promotion():
+    x = {"a": jnp.ones(2, jnp.float16), "b": jnp.ones(3)}
+    f = lambda x: jnp.sum(x["a"].astype(jnp.float32) ** 3) + jnp.sum(x["b"] ** 2)
+    with jax.numpy_dtype_promotion("strict"):
+        found = forward_gradient(jax.random.key(0), f, x, samples=64)
+        assert estimate_laplacian(jax.random.key(0), f, x) == 18
+        assert estimate_biharmonic(jax.random.key(0), f, x) == 0
+    assert jax.tree.map(jnp.result_type, found) == jax.tree.map(jnp.result_type, x)

@@ -672,3 +672,21 @@ def test_the_noise_of_private_gradients_has_its_scale(sentences):
     np.testing.assert_allclose(empty["a"], first["a"], rtol=1e-6)
     with pytest.raises(ValueError, match="private_gradients expected at least one example, got none"):
         private_gradients(loss, params, np.ones(0), clip=2.0, noise=0.0)
+
+
+def test_params_of_several_dtypes_under_strict_promotion():
+    params = {"a": jnp.ones((2, 2), jnp.float16), "b": jnp.ones(3)}
+    x = jnp.arange(4.0)
+    loss = lambda params, x: (
+        (jnp.sum(jnp.ones(2, jnp.float16) @ params["a"]).astype(x.dtype) + jnp.sum(params["b"])) * x
+    )
+    with jax.numpy_dtype_promotion("strict"):
+        close(per_example_norms(loss, params, x), 7**0.5 * np.arange(4), 1e-6)
+        close(per_example_norms(loss, params, x, per_leaf=True)["a"], 2 * np.arange(4), 1e-6)
+        close(gradient_noise(loss, params, x, batch_size=2).trace, 7 * 1.25, 1e-6)
+        found = private_gradients(loss, params, x, clip=1e6, noise=0.0)
+    close(found["b"], np.full(3, 1.5), 1e-6)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        wide = {"a": params["a"], "b": jnp.ones(3, jnp.float64)}
+        loss = lambda params, x: jnp.sum(params["a"]).astype(x.dtype) * x + jnp.sum(params["b"]) * x
+        close(per_example_norms(loss, wide, jnp.arange(4.0)), 7**0.5 * np.arange(4), 1e-6)

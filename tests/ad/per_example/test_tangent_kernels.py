@@ -299,6 +299,17 @@ def test_several_outputs_and_singular_kernels():
         np.testing.assert_array_equal(untrained, y)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_kernels_in_half_precision(dtype):
+    """`ntk` returns half precision for such params; the predictions are those of float32, rounded once."""
+    root, y = jnp.asarray(draw(4, 5), dtype), jnp.asarray(draw(4, seed=5), dtype)
+    kernel = root @ root.T
+    found = kernel_regression(kernel, y, kernel[:2], time=0.3)
+    wide = [x.astype(jnp.float32) for x in (kernel, y, kernel[:2])]
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, kernel_regression(*wide, time=0.3).astype(dtype))
+
+
 @pytest.mark.parametrize("options", [{}, {"time": 1.3, "rate": 0.4}, {"time": 3.0, "rate": 0.4, "discrete": True}])
 def test_derivatives_where_eigenvalues_are_equal(options):
     """Compare derivatives along the kernel and the time with differences of functions of matrices by SciPy."""
@@ -445,3 +456,12 @@ def test_kernels_of_small_gradients_keep_their_digits():
         # A product adds the terms of one of the two gradients only after it was multiplied by the other.
         atol = 1e-3 * 12 * np.max(np.sum(inputs**2, axis=1))
         np.testing.assert_allclose(structured(w, x), 12 * inputs @ inputs.T, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_params_of_several_dtypes_under_strict_promotion(method):
+    params = {"a": jnp.ones((2, 1), jnp.float16), "b": jnp.ones(())}
+    f = lambda params, x: (jnp.ones(2, jnp.float16) @ params["a"]).astype(x.dtype) * x + params["b"] * x
+    x = jnp.arange(1.0, 4.0)
+    with jax.numpy_dtype_promotion("strict"):
+        close(ntk(f, params, x, method=method), 3 * np.outer(x, x)[..., None, None], 1e-6)
