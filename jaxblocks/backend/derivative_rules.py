@@ -16,10 +16,6 @@ def visible_products():
 
     For programs that read from a jaxpr where a param multiplies (`jaxblocks.ad.per_example.sites`); they do not look
     inside such a rule.
-
-    >>> with visible_products():
-    ...     products_are_visible()
-    True
     """
     with _visible(True):
         yield

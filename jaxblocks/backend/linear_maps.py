@@ -62,11 +62,7 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def in_dtype(x: Inexact[AnyArray, "..."], dtype: DTypeLike | None) -> Any:
-    """The input of a layer in the ``dtype`` of its arithmetic, by default its own. No imaginary part is dropped.
-
-    >>> in_dtype(jnp.ones(2), jnp.complex64).dtype.name
-    'complex64'
-    """
+    """The input of a layer in the ``dtype`` of its arithmetic, by default its own. No imaginary part is dropped."""
     if dtype is not None and jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
         repair = "leave out dtype, or pass dtype=jnp.complex64"
         require(False, f"x of real numbers for dtype={jnp.dtype(dtype).name}", x, repair, error=TypeError)

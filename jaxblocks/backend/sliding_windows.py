@@ -94,11 +94,7 @@ def slide(
 
 
 def per_axis(name: str, value: Any, axes: int) -> tuple:
-    """One entry for each axis, from one for all axes or from a sequence.
-
-    >>> per_axis("stride", 2, axes=3)
-    (2, 2, 2)
-    """
+    """One entry for each axis, from one for all axes or from a sequence."""
     # A string is a sequence too, but names one padding for all axes.
     if isinstance(value, str) or not isinstance(value, Sequence):
         return (value,) * axes
@@ -111,11 +107,7 @@ def per_axis(name: str, value: Any, axes: int) -> tuple:
 
 
 def window_sizes(name: str, value: _Number | Sequence[_Number]) -> tuple[_Number, ...]:
-    """The sizes of a window: an integer stands for one spatial axis, a sequence has one for each of up to three.
-
-    >>> window_sizes("kernel_size", 3)
-    (3,)
-    """
+    """The sizes of a window: an integer stands for one spatial axis, a sequence has one for each of up to three."""
     sizes = tuple(value) if isinstance(value, Sequence) else (value,)
     expected = f"one integer in {name} for each of one to three spatial axes"
     require(1 <= len(sizes) <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
@@ -321,11 +313,7 @@ _WITH_ZEROS = "convolution_with_zeros"
 
 
 def name_with_zeros(used: int, computed: int) -> str:
-    """The name of such a call: of its ``computed`` products, ``used`` have an input as a factor, the others padding.
-
-    >>> share_of_products({"name": name_with_zeros(10, 12)})
-    (10, 12)
-    """
+    """The name of such a call: of its ``computed`` products, ``used`` have an input as a factor, the others padding."""
     return f"{_WITH_ZEROS}_{used}_of_{computed}"
 
 

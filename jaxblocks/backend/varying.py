@@ -36,11 +36,7 @@ def is_tracing() -> bool:
 
 
 def as_structs(tree: PyTree) -> PyTree:
-    """The types of arrays (or of variables of a jaxpr) as ``jax.ShapeDtypeStruct``, varying axes included.
-
-    >>> as_structs({"w": jax.numpy.zeros(2)})
-    {'w': ShapeDtypeStruct(shape=(2,), dtype=float32)}
-    """
+    """The types of arrays (or of variables of a jaxpr) as ``jax.ShapeDtypeStruct``, varying axes included."""
     return jax.eval_shape(lambda tree: tree, tree)
 
 

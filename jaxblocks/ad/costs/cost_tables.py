@@ -133,10 +133,6 @@ def table_of_programs(
         programs: by name, functions of the arguments.
         args: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
         measure, repeats, memory_limit: as for `cost_table`.
-
-    >>> programs = {"function": jnp.sum, "gradient": jax.grad(jnp.sum)}
-    >>> table_of_programs(programs, jnp.ones(5), measure=False)["function"].flops
-    4
     """
     # One trace of each derivative serves the count and the compilation.
     traces = {name: _trace_or_reason(program, *args) for name, program in programs.items()}

@@ -257,11 +257,7 @@ def check_takes_checkpoint(make: Callable) -> None:
 
 
 def checkpointed(checkpoint: Any) -> str:
-    """The name of the row of the gradient with a value of ``checkpoint``.
-
-    >>> checkpointed("sqrt"), checkpointed(8)
-    ("gradient, checkpoint='sqrt'", 'gradient, checkpoint=8')
-    """
+    """The name of the row of the gradient with a value of ``checkpoint``."""
     return f"gradient, checkpoint={getattr(checkpoint, '__name__', repr(checkpoint))}"
 
 

@@ -34,11 +34,6 @@ def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -
 
     Returns:
         By name, one time for each round.
-
-    >>> programs = {"sin": jax.jit(jnp.sin), "cos": jax.jit(jnp.cos)}
-    >>> times = time_in_turns(programs, jnp.ones(3), repeats=2)
-    >>> [(name, len(seconds)) for name, seconds in times.items()]
-    [('sin', 2), ('cos', 2)]
     """
     calls = {}
     for name, program in programs.items():
@@ -60,11 +55,7 @@ def _seconds(program: Callable, args: tuple, calls: int) -> float:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The first quartile, the median and the third quartile of one or more numbers.
-
-    >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0]), quartiles([7.0])
-    ((2.0, 3.0, 4.0), (7.0, 7.0, 7.0))
-    """
+    """The first quartile, the median and the third quartile of one or more numbers."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -52,11 +52,7 @@ WeightSharing: TypeAlias = Literal["expand", "reduce"]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A parameter as matrices (b, c, n): its axes in the order of b, c and n, where groups are a part of n.
-
-    >>> Layout((2, 6), (0, 1), (1, 2, 3, 2)).to_matrices(jnp.ones((2, 6))).shape
-    (3, 2, 2)
-    """
+    """A parameter as matrices (b, c, n): its axes in the order of b, c and n, where groups are a part of n."""
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -97,13 +93,7 @@ class KroneckerFactors(NamedTuple):
 
 
 def plan_blocks(reading: sites.Reading, leaves: Sequence[Any], max_size: int) -> tuple[Block, ...]:
-    """The plan for each leaf: Kronecker factors where all its uses are products of one form, otherwise one vector.
-
-    >>> reading = sites.read(lambda w, x: x @ w, jnp.ones((3, 2)), jnp.ones(3))
-    >>> [block] = plan_blocks(reading, [jnp.ones((3, 2))], max_size=2)
-    >>> block.layout.sizes, block.left_diagonal, block.right_diagonal
-    ((1, 3, 1, 2), True, False)
-    """
+    """The plan for each leaf: Kronecker factors where all its uses are products of one form, otherwise one vector."""
     plans = []
     for own, leaf in zip(reading.sites, leaves, strict=True):
         layout = _layout(own, leaf.shape)
@@ -199,14 +189,7 @@ def factor_reader(
 def kronecker_factors(
     block: Block, found: Sequence[factors.Factors], weight_sharing: WeightSharing = "expand"
 ) -> KroneckerFactors:
-    """A and B of one parameter from the factors of the gradients of a batch.
-
-    >>> layout = Layout((2, 1), (0, 1), (1, 2, 1, 1))
-    >>> u, v = jnp.array([[[[1.0, 2.0]]]]), jnp.full((1, 1, 1, 1, 1), 3.0)
-    >>> kronecker_factors(Block(layout, (), False, False), [factors.Factors(u, v)]).left[0]
-    Array([[1., 2.],
-           [2., 4.]], dtype=float32)
-    """
+    """A and B of one parameter from the factors of the gradients of a batch."""
     examples, c = found[0].u.shape[0], block.layout.sizes[1]
     positions = sum(u.shape[2] for u, _ in found)
     # The inputs are averaged over positions and the gradients are added, before the outer products instead of after

@@ -31,12 +31,7 @@ TargetLikelihood: TypeAlias = Likelihood | Callable | None
 def loss_root(
     matrix: CurvatureMatrix, loss: Callable, likelihood: TargetLikelihood, samples: int
 ) -> Callable[..., Array]:
-    r"""A function ``root(key, outputs, y) -> (e, *outputs)`` of one example, whose rows are the columns $s_e$.
-
-    >>> half_square = lambda f, y: jnp.sum((f - y) ** 2) / 2
-    >>> loss_root("empirical_fisher", half_square, None, 1)(None, jnp.ones(2), jnp.zeros(2))
-    Array([[1., 1.]], dtype=float32)
-    """
+    r"""A function ``root(key, outputs, y) -> (e, *outputs)`` of one example, whose rows are the columns $s_e$."""
     repair = "write for instance loss=lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2"
     loss = explained(loss, 2, "a loss (outputs, y) of one example", repair)
     loss = scalar_valued(loss, name="loss", point="outputs")

@@ -291,12 +291,7 @@ def of_blocks(
 
 
 def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:
-    """The eigenvectors of A ⊗ B and its eigenvalues, the products of those of A and B.
-
-    >>> [basis] = eigenbases([KroneckerFactors(jnp.array([[2.0]]), jnp.array([[[3.0]]]))])
-    >>> basis.left, basis.right, basis.values
-    (None, Array([[[1.]]], dtype=float32), Array([[[6.]]], dtype=float32))
-    """
+    """The eigenvectors of A ⊗ B and its eigenvalues, the products of those of A and B."""
 
     def side(factor):
         # A diagonal factor (2 axes instead of 3) has the identity as its eigenvectors.
@@ -312,13 +307,7 @@ def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:
 
 
 def rotated_eigenvalues(old: Eigenbasis, new: Eigenbasis) -> Array:
-    r"""The diagonal of $(L ⊗ R) diag(λ) (L ⊗ R)ᵀ$ in another basis.
-
-    >>> turned = jnp.array([[[0.6, -0.8], [0.8, 0.6]]])
-    >>> old = Eigenbasis(None, jnp.eye(2)[None], jnp.array([[[100.0, 0.0]]]))
-    >>> rotated_eigenvalues(old, old._replace(right=turned)).round(3)
-    Array([[[36., 64.]]], dtype=float32)
-    """
+    r"""The diagonal of $(L ⊗ R) diag(λ) (L ⊗ R)ᵀ$ in another basis."""
 
     def squares(new, old):
         return None if new is None else jnp.square(dot(new.swapaxes(1, 2), old))

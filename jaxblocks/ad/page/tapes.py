@@ -112,11 +112,6 @@ def bytes_alive(entries: Sequence[Entry], n_units: int, recomputed: Sequence[int
         entries: the tape.
         n_units: the number of units.
         recomputed: the bytes that the reversal of each unit recomputes before it reads them.
-
-    >>> bytes_alive(
-    ...     [Entry("v1", True, (2,), 8, 0, 0), Entry("cos", False, (3,), 12, 1, 1)], 2
-    ... )
-    [8, 20, 20, 8]
     """
     own = [entry for entry in entries if entry.made >= 0]
     more = [0] * n_units if recomputed is None else recomputed

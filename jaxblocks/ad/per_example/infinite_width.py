@@ -68,12 +68,7 @@ def kernel_of_angles(
     x2: Float[Array, "n2 features"] | None,
     kappa: Callable[[Float[Array, " n2"]], Float[Array, " n2"]],
 ) -> Float[Array, "n1 n2"]:
-    r"""The kernel $‖x‖ ‖x'‖ κ(ϑ)$ of the angles between the rows of two batches.
-
-    >>> kernel = jax.jit(lambda x1, x2: kernel_of_angles(x1, x2, lambda angle: angle))
-    >>> kernel(jnp.array([[3.0, 0.0]]), jnp.array([[0.0, 2.0], [1.0, 0.0]]))
-    Array([[9.424778, 0.      ]], dtype=float32)
-    """
+    r"""The kernel $‖x‖ ‖x'‖ κ(ϑ)$ of the angles between the rows of two batches."""
     x2 = x1 if x2 is None else x2
     dtype = jnp.result_type(x1, x2)
     x1, x2 = widen(x1), widen(x2)

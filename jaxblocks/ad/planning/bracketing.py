@@ -153,12 +153,7 @@ def _between(sums, first, last, cut):
 
 
 def as_product(part: Part) -> str:
-    """A bracketing as text, a product of Jacobians with brackets.
-
-    >>> j1, j2, j3 = (Part("own", i, i + 1) for i in range(3))
-    >>> as_product(Part("product", 0, 3, j3, Part("forward", 0, 2, None, j1)))
-    'J3 (J2 J1)'
-    """
+    """A bracketing as text, a product of Jacobians with brackets."""
     return _bracketed(part) if part.how == "own" else _bracketed(part)[1:-1]
 
 

@@ -35,12 +35,6 @@ def with_plain_pools(program: ClosedJaxpr) -> ClosedJaxpr:
 
     Args:
         program: a linear program whose calls are open.
-
-    >>> pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID")
-    >>> _, linear = jax.linearize(pool, jnp.array([1.0, 3.0, 2.0, 0.0]))
-    >>> program = with_plain_pools(jax.make_jaxpr(linear)(jnp.ones(4)))
-    >>> [equation.primitive.name for equation in program.eqns][-3:]
-    ['broadcast_in_dim', 'select_n', 'reduce_sum']
     """
     if not any(equation.primitive.name in _RULES for equation in program.eqns):
         return program

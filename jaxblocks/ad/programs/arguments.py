@@ -129,12 +129,7 @@ def explained_call(f: Callable, number: int, expected: str, repair: str):
 
 
 def explained(f: Callable, number: int, expected: str, repair: str) -> Callable:
-    """``f``, with the sentence of `explained_call` where it does not take this number of arguments.
-
-    >>> power = explained(jnp.power, 2, "power to be a function (x, y)", "write x**y")
-    >>> power(2.0, 3.0)
-    Array(8., dtype=float32, weak_type=True)
-    """
+    """``f``, with the sentence of `explained_call` where it does not take this number of arguments."""
 
     def call(*args):
         with explained_call(f, number, expected, repair):
@@ -144,11 +139,7 @@ def explained(f: Callable, number: int, expected: str, repair: str) -> Callable:
 
 
 def explained_model(model: Callable) -> Callable:
-    """A model of one example, with a sentence where it does not take params and an input.
-
-    >>> explained_model(jnp.multiply)(2.0, 3.0)
-    Array(6., dtype=float32, weak_type=True)
-    """
+    """A model of one example, with a sentence where it does not take params and an input."""
     repair = "write a function of params and x, such as jaxblocks.ad.as_function(net)"
     return explained(model, 2, "a model (params, x) of one example", repair)
 
@@ -167,11 +158,7 @@ def _is_leaf(y: Any) -> bool:
 
 
 def fits(y: Any, point: Any = None) -> bool:
-    """Whether ``y`` has the structure and the shapes of the point, as a gradient has.
-
-    >>> fits({"w": jnp.zeros(2)}, {"w": jnp.ones(2)}), fits(jnp.zeros(2), jnp.ones(3))
-    (True, False)
-    """
+    """Whether ``y`` has the structure and the shapes of the point, as a gradient has."""
     (leaves, structure), (others, other) = map(jax.tree.flatten, (y, point))
     return structure == other and [*map(np.shape, leaves)] == [*map(np.shape, others)]
 

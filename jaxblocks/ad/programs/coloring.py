@@ -44,19 +44,11 @@ def _greedy(by_column, order, m) -> np.ndarray:
 
 
 def number_of_colors(colors: np.ndarray) -> int:
-    """The number of colors, which are numbered from 0.
-
-    >>> number_of_colors(np.array([0, 1, 0]))
-    2
-    """
+    """The number of colors, which are numbered from 0."""
     return int(colors.max(initial=-1)) + 1
 
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
-    """The sorted distinct numbers: as ``numpy.unique``, but much faster for numbers that are almost sorted.
-
-    >>> distinct(np.array([1, 2, 2, 0]))
-    array([0, 1, 2])
-    """
+    """The sorted distinct numbers: as ``numpy.unique``, but much faster for numbers that are almost sorted."""
     numbers = np.sort(numbers, kind="stable")
     return numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])] if numbers.size else numbers

@@ -45,12 +45,7 @@ __all__ = [
 
 
 def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
-    """The variables that some equations read and that none of them computes, each once, in reading order.
-
-    >>> equations = jax.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0).eqns
-    >>> len(inputs_of(equations)), len(inputs_of(equations[1:]))
-    (2, 2)
-    """
+    """The variables that some equations read and that none of them computes, each once, in reading order."""
     computed: set[Var] = set()
     read: dict[Var, None] = {}
     for equation in equations:
@@ -62,12 +57,7 @@ def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
 
 
 def needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any]) -> list[JaxprEqn]:
-    """The equations that compute ``outputs``: the others are dead code.
-
-    >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
-    >>> [equation.primitive.name for equation in needed(jaxpr.eqns, jaxpr.outvars[:1])]
-    ['add']
-    """
+    """The equations that compute ``outputs``: the others are dead code."""
     wanted, kept = {v for v in outputs if not isinstance(v, Literal)}, []
     for equation in reversed(equations):
         if wanted & set(equation.outvars):
@@ -137,12 +127,7 @@ def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
 
 
 def body_of_call(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """The jaxpr that an equation only calls (a jitted function, a checkpoint, a custom rule); else ``None``.
-
-    >>> [equation] = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0).eqns
-    >>> [inner.primitive.name for inner in body_of_call(equation).eqns]
-    ['add']
-    """
+    """The jaxpr that an equation only calls (a jitted function, a checkpoint, a custom rule); else ``None``."""
     name = _CALLS.get(equation.primitive.name)
     return None if name is None else as_closed(equation.params[name])
 
@@ -160,14 +145,7 @@ _CALLS = {
 
 
 def bodies_of(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
-    """Every jaxpr among the parameters of an equation: of a call, a loop, the branches of a ``cond``.
-
-    >>> [equation] = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, lambda: x, lambda: -x))(
-    ...     1.0
-    ... ).eqns[-1:]
-    >>> len(bodies_of(equation))
-    2
-    """
+    """Every jaxpr among the parameters of an equation: of a call, a loop, the branches of a ``cond``."""
     return [
         item
         for value in equation.params.values()
@@ -177,12 +155,7 @@ def bodies_of(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
 
 
 def all_equations(equations: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
-    """Every equation of a program, including those in calls, loops and branches, each before its nested ones.
-
-    >>> nested = jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0)
-    >>> [equation.primitive.name for equation in all_equations(nested.eqns)][1:]
-    ['mul', 'add']
-    """
+    """Every equation of a program, including those in calls, loops and branches, each before its nested ones."""
     for equation in equations:
         yield equation
         for body in bodies_of(equation):
@@ -193,10 +166,6 @@ def has_forward_only_loop(equations: Iterable[JaxprEqn]) -> bool:
     """Whether equations of a linear program have a while loop that JAX cannot transpose.
 
     A linear solve may have one in its solver: JAX transposes the system, which has a solver of its own.
-
-    >>> solve = lambda b: jax.scipy.sparse.linalg.cg(lambda y: 2 * y, b)[0]
-    >>> has_forward_only_loop(jax.make_jaxpr(solve)(jax.numpy.ones(2)).eqns)
-    False
     """
     for equation in equations:
         is_solve = equation.primitive.name == "custom_linear_solve"
@@ -210,13 +179,7 @@ def has_forward_only_loop(equations: Iterable[JaxprEqn]) -> bool:
 
 
 def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
-    """The numbers of constants and of carries at the start of the inputs of a scan; the slices follow.
-
-    >>> run = lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs)
-    >>> [equation] = jax.make_jaxpr(run)(1.0, jax.numpy.ones(3)).eqns
-    >>> scan_parts(equation)
-    (0, 1)
-    """
+    """The numbers of constants and of carries at the start of the inputs of a scan; the slices follow."""
     body = as_closed(equation.params["jaxpr"]).jaxpr
     # A slice has one axis less in the body than outside, so public attributes distinguish the parts.
     carries = sum(len(shape_of(o)) == len(shape_of(b)) for o, b in zip(equation.outvars, body.outvars, strict=True))
@@ -225,13 +188,7 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
 
 
 def split_scan_inputs(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[list, list, list]:
-    """The operands of a scan as constants, carries and slices.
-
-    >>> run = lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs)
-    >>> [equation] = jax.make_jaxpr(run)(1.0, jax.numpy.ones(3)).eqns
-    >>> split_scan_inputs(equation, ["c", "xs"])
-    ([], ['c'], ['xs'])
-    """
+    """The operands of a scan as constants, carries and slices."""
     n_constants, n_carries = scan_parts(equation)
     end = n_constants + n_carries
     return list(operands[:n_constants]), list(operands[n_constants:end]), list(operands[end:])
@@ -414,20 +371,6 @@ def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callabl
 
     Returns:
         The meanings of the outputs: carries, then stacked outputs.
-
-    >>> program = jax.make_jaxpr(
-    ...     lambda c, xs: jax.lax.scan(lambda c, x: (c * x, ()), c, xs)
-    ... )(1.0, jax.numpy.ones(2))
-    >>> rule = lambda step: unroll_scan(
-    ...     step, lambda xs, i, variable: f"{xs}[{i}]", lambda entries, variable: entries
-    ... )
-    >>> interpret(
-    ...     program,
-    ...     ["c", "x"],
-    ...     lambda step: [" * ".join(step.operands)],
-    ...     rules={"scan": rule},
-    ... )
-    ['c * x[0] * x[1]']
     """
     body, length = as_closed(step.params["jaxpr"]), step.params["length"]
     constants, carry, slices = split_scan_inputs(step.equation, step.operands)
@@ -505,12 +448,7 @@ def evaluate(
 
 
 def open_calls(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr with every call in it opened, nested calls included; nothing is traced.
-
-    >>> nested = jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0)
-    >>> [equation.primitive.name for equation in open_calls(nested).eqns]
-    ['mul', 'add']
-    """
+    """The same jaxpr with every call in it opened, nested calls included; nothing is traced."""
     jaxpr = closed_jaxpr.jaxpr
     if all(body_of_call(equation) is None for equation in jaxpr.eqns):
         return closed_jaxpr

@@ -36,11 +36,6 @@ def missing_mode(error: Exception) -> str | None:
     a rule that reads traced values besides its arguments, as that of `jax.experimental.ode.odeint` does; the error of
     this rule has no public class, so that callers catch any ``Exception`` and raise it again for ``None``. Reverse mode
     is missing for loops of unknown length, and for linear solves without a transposed solver.
-
-    >>> missing_mode(
-    ...     TypeError("can't apply forward-mode autodiff (jvp) to a custom_vjp function.")
-    ... )
-    'forward'
     """
     if isinstance(error, TypeError) and "transpose_solve required" in str(error):
         return "reverse"
@@ -68,10 +63,6 @@ def linearize(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree
     """The value of f and its derivative as a function of the direction, as ``jax.linearize`` returns them.
 
     A `jax.custom_vjp` in f has the forward mode of `with_forward_mode`.
-
-    >>> value, push = linearize(jnp.sin, jnp.float32(0.0))
-    >>> push(jnp.float32(2.0))
-    Array(2., dtype=float32)
     """
     try:
         y, push = jax.linearize(f, x)
@@ -86,17 +77,7 @@ def linearize(f: Callable, x: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree
 
 
 def with_forward_mode(f: Callable, *args: PyTree) -> Callable:
-    """The same function, of arguments like ``args``, where each `jax.custom_vjp` has a forward mode of any order.
-
-    >>> sine = jax.custom_vjp(jnp.sin)
-    >>> sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
-    >>> jax.jvp(
-    ...     with_forward_mode(sine, jnp.float32(0.0)),
-    ...     (jnp.float32(0.0),),
-    ...     (jnp.float32(2.0),),
-    ... )[1]
-    Array(2., dtype=float32)
-    """
+    """The same function, of arguments like ``args``, where each `jax.custom_vjp` has a forward mode of any order."""
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     extended = with_forward_rules(closed)
     # The function itself, which JAX may have traced already.

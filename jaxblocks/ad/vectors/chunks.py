@@ -125,12 +125,7 @@ def map_batches(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
 
 
 def rows_in_chunks(xs: PyTree, chunk_size: int) -> tuple[PyTree, PyTree]:
-    """The rows of ``xs`` as ``(chunks, chunk_size, ...)``, and those at the end that do not fill a chunk.
-
-    >>> chunks, rest = rows_in_chunks(jnp.arange(5), 2)
-    >>> print(chunks.tolist(), rest)
-    [[0, 1], [2, 3]] [4]
-    """
+    """The rows of ``xs`` as ``(chunks, chunk_size, ...)``, and those at the end that do not fill a chunk."""
     count = jax.tree.leaves(xs)[0].shape[0] // chunk_size
     full = count * chunk_size
     chunks = jax.tree.map(lambda x: x[:full].reshape(count, chunk_size, *x.shape[1:]), xs)

@@ -54,11 +54,7 @@ class RaveledOperator(NamedTuple):
 
 
 def offsets(leaves: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Each leaf with the index of its first entry among those of all leaves.
-
-    >>> [first for first, _ in offsets([jnp.zeros((2, 3)), jnp.zeros(4)])]
-    [0, 6]
-    """
+    """Each leaf with the index of its first entry among those of all leaves."""
     first = 0
     for leaf in leaves:
         yield first, leaf
@@ -72,10 +68,6 @@ def raveled(
 
     It is evaluated in full precision on every device. With ``allow_form`` the operator may also return the number v'Av.
     The errors call the argument ``name``.
-
-    >>> double = raveled(lambda v: {"a": 2 * v["a"]}, {"a": jnp.zeros((2, 1))})
-    >>> double.apply(jnp.ones(2))
-    Array([2., 2.], dtype=float32)
     """
     like = floating_like(like, name)
     like = as_structs(like)
@@ -107,11 +99,7 @@ def as_vector(tree: PyTree) -> tuple[Float[Array, " n"], Callable[[Array], PyTre
 
 
 def common_dtype(tree: PyTree) -> Any:
-    """The dtype to which all leaves of a tree can be promoted, also where promotion is strict.
-
-    >>> common_dtype((jnp.ones(1, jnp.float16), jnp.zeros(2))).name
-    'float32'
-    """
+    """The dtype to which all leaves of a tree can be promoted, also where promotion is strict."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*jax.tree.leaves(tree))
 
