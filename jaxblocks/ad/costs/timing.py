@@ -24,8 +24,8 @@ def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -
 
     In a round the programs run one after the other, in alternating order, so that other load on the machine affects all
     of them: the ratio of two times of one round varies less than that of two medians, unless the load changes within
-    the round. A short program is called
-    several times in a row, and its time is the mean of these calls. The first call of each program is not timed.
+    the round. A short program is called several times in a row, and its time is the mean of these calls. The first
+    call of each program is not timed.
 
     Args:
         programs: by name, compiled programs: all take the same arguments.

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
 
 from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of, size_of
 from jaxblocks.backend.varying import varying_like
@@ -18,8 +17,6 @@ __all__ = [
     "split_by",
     "transposed",
     "turned_to",
-    "typed_as",
-    "value_of",
     "zeros_as",
 ]
 
@@ -64,19 +61,9 @@ def split_by(matrix, variables) -> list[jax.Array]:
     return [a.astype(dtype_of(v)) for a, v in zip(arrays, variables, strict=True)]
 
 
-def typed_as(array, v) -> jax.Array:
-    """The array, varying over the same mesh axes as a variable."""
-    return varying_like(array, v.aval)
-
-
 def zeros_as(shape, v) -> jax.Array:
     """Zeros with the dtype of a variable, varying over the same mesh axes."""
-    return typed_as(jnp.zeros(shape, dtype_of(v)), v)
-
-
-def value_of(v, values):
-    """The value of a variable or of a literal."""
-    return jnp.asarray(v.val, dtype_of(v)) if isinstance(v, Literal) else values[v]
+    return varying_like(jnp.zeros(shape, dtype_of(v)), v.aval)
 
 
 def dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:

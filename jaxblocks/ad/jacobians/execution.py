@@ -8,22 +8,14 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Literal
 
-from jaxblocks.ad.jacobians.blocks import (
-    Held,
-    dot,
-    joined,
-    split_by,
-    turned_to,
-    typed_as,
-    value_of,
-    zeros_as,
-)
+from jaxblocks.ad.jacobians.blocks import Held, dot, joined, split_by, turned_to, zeros_as
 from jaxblocks.ad.jacobians.sweeps import BLOCK, diagonal_of, sides_of, sweep
 from jaxblocks.ad.planning import Linear, Link, Part, Route, width_of
 from jaxblocks.ad.programs.jaxprs import dtype_of, shape_of, size_of
 from jaxblocks.backend.platforms import platform
-from jaxblocks.backend.varying import as_structs
+from jaxblocks.backend.varying import as_structs, varying_like
 
 __all__ = ["execute", "in_one_batch"]
 
@@ -40,7 +32,7 @@ def in_one_batch(linear: Linear, mode: str) -> Held:
     """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
     entry = linear.inputs if mode == "forward" else linear.outputs
     n_seeds = width_of(entry)
-    seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
+    seeds = split_by(varying_like(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0].aval), entry)
     if mode == "reverse":
         pull = jax.linear_transpose(linear.push, *as_structs([v.aval for v in linear.inputs]))
         return Held("rows", list(jax.vmap(pull)(seeds)))
@@ -84,7 +76,8 @@ def _known(linear, values, link: Link) -> Held:
     equation = link.equations[link.dense]
     tangent, weight, axes, weight_axes = sides_of(equation, linear.tangents)
     order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
-    matrix = value_of(weight, values).astype(dtype_of(equation.outvars[0]))
+    matrix = weight.val if isinstance(weight, Literal) else values[weight]
+    matrix = jnp.asarray(matrix, dtype_of(equation.outvars[0]))
     free = [axis for axis in range(matrix.ndim) if axis not in order]
     n, m = size_of(tangent), size_of(equation.outvars[0])
     by_rows = bool(free) and [*free, *order] == list(range(matrix.ndim))

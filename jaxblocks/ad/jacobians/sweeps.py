@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.jacobians.blocks import Held, split_by, typed_as, zeros_as
+from jaxblocks.ad.jacobians.blocks import Held, split_by, zeros_as
 from jaxblocks.ad.planning import Route, width_of
 from jaxblocks.ad.programs.jaxprs import dtype_of, inputs_of, piece, shape_of, size_of
 from jaxblocks.ad.vectors.chunks import order_convolutions
-from jaxblocks.backend.varying import as_structs
+from jaxblocks.backend.varying import as_structs, varying_like
 
 __all__ = ["BLOCK", "diagonal_of", "sides_of", "sweep"]
 
@@ -45,7 +45,7 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False) -> H
     by = "columns" if how == "forward" else "rows"
     if chunk is None:
         if seeds is None:
-            seeds = split_by(typed_as(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
+            seeds = split_by(varying_like(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0].aval), entry)
         return Held(by, through(seeds))
 
     def batch(first):
@@ -53,7 +53,7 @@ def sweep(linear, values, route: Route, start, stop, seeds, how, top=False) -> H
             taken = [lax.dynamic_slice_in_dim(seed, first, chunk) for seed in seeds]
         else:
             hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=dtype_of(entry[0]))
-            taken = split_by(typed_as(hot, entry[0]), entry)
+            taken = split_by(varying_like(hot, entry[0].aval), entry)
         return through(taken)
 
     turned = top and how == "forward"
@@ -112,7 +112,7 @@ def diagonal_of(linear, values, equations) -> jax.Array:
     [tangent] = [v for v in read if v in linear.tangents]
     run = piece(linear.jaxpr, equations, read, equations[-1].outvars)
     # The equations act on each element alone, so one evaluation on ones gives all factors.
-    ones = typed_as(jnp.ones(shape_of(tangent), dtype_of(tangent)), tangent)
+    ones = varying_like(jnp.ones(shape_of(tangent), dtype_of(tangent)), tangent.aval)
     return run(*(ones if v is tangent else values[v] for v in read))[0]
 
 

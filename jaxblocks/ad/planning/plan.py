@@ -330,12 +330,12 @@ def _way(mode: str, chain: PricedChain, part: Part, chunk_size, bound: int | Non
     if mode == "mixed":
         # Sweeps through parts of the function; their results are stored until the products need them.
         sweeps, held = sweeps_of(part, chain), held_bytes(part, chain) + _factor_bytes(chain, part)
-        peaks = [peak_bytes(sweep.equations, chain.tangents) for sweep in sweeps]
+        peaks = [peak_bytes(sweep.equations, chain.linear.tangents) for sweep in sweeps]
     else:
         seeds, words = (n, "columns pushed") if mode == "forward" else (m, "rows pulled")
         step = Step(mode, 0, cuts, 0, cuts)
-        sweeps, held = [Sweep(step, seeds, chain.equations, f"{seeds} {words} through the whole function")], 0
-        peaks = [peak_bytes(chain.equations, chain.tangents)]
+        sweeps, held = [Sweep(step, seeds, chain.linear.equations, f"{seeds} {words} through the whole function")], 0
+        peaks = [peak_bytes(chain.linear.equations, chain.linear.tangents)]
 
     def size(seeds, peak):
         most = chunk_size if isinstance(chunk_size, int) else seeds
@@ -347,7 +347,7 @@ def _way(mode: str, chain: PricedChain, part: Part, chunk_size, bound: int | Non
     sizes = [size(sweep.seeds, peak) for sweep, peak in zip(sweeps, peaks, strict=True)]
 
     def chunk(seeds, equations):
-        return size(seeds, peak_bytes(equations, chain.tangents))
+        return size(seeds, peak_bytes(equations, chain.linear.tangents))
 
     return _Way(mode, sweeps, peaks, sizes, held, chunk)
 

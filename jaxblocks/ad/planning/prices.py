@@ -5,9 +5,7 @@ b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a 
 the constants. Those of products, elementwise operations, memory and starts are fitted to the measured times of four
 programs (forward mode, reverse mode, two bracketings) of each of 39 nets: chains of widths 10 to 400 and residual nets
 of widths 64 to 512 (one busy core, x86-64 with AVX-512, jax 0.10.1, float32, Eigen threads off, median process time,
-November 2026). With them the predicted gain of a bracketing is wrong by 13 % in the mean. Measured alone, products of
-matrices of width 256 and above run at 80 to 200 GFlop/s and those of width 64 at 25 to 180; convolutions at 75 to 190,
-with one input channel at 5 to 13; a matrix that is scaled and transposed at once moves at 1 to 4 GB/s. Other machines
+November 2026). With them the predicted gain of a bracketing is wrong by 13 % in the mean. Other machines
 differ; only the ratios of the constants affect a plan.
 """
 
@@ -214,6 +212,7 @@ class PricedChain:
         forward, reverse: as in `Chain`, infinite where a stage has no such mode.
         own: as in `Chain`.
         directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
+        itemsize: bytes of one number of the point.
     """
 
     linear: Linear
@@ -225,6 +224,7 @@ class PricedChain:
     reverse: np.ndarray
     own: np.ndarray
     directions: list[str]
+    itemsize: int
 
     @property
     def n_in(self) -> int:
@@ -236,25 +236,10 @@ class PricedChain:
         """The number of entries of the value."""
         return self.sizes[-1]
 
-    @property
-    def tangents(self) -> set[Var]:
-        """Every variable of the linear program that depends on the inputs."""
-        return self.linear.tangents
-
-    @property
-    def equations(self) -> list[JaxprEqn]:
-        """The equations of all stages, in order."""
-        return [equation for link in self.links for equation in link.equations]
-
     @functools.cached_property
     def communicates(self) -> bool:
         """Whether the devices of a `jax.shard_map` communicate."""
         return any(not COLLECTIVES.isdisjoint(names) for names in self.primitives)
-
-    @functools.cached_property
-    def itemsize(self) -> int:
-        """Bytes of one number of the point."""
-        return _itemsize(self.linear)
 
     @functools.cached_property
     def turn(self) -> float:
@@ -304,18 +289,15 @@ def price_chain(linear: Linear) -> PricedChain:
         forward[stage] += np.inf if _REVERSE_ONLY & set(names) else 0.0
         reverse[stage] += np.inf if has_forward_only_loop(chain[stage].equations) else 0.0
     own, directions = np.zeros(len(chain)), []
+    itemsize = max((dtype_of(v).itemsize for v in linear.inputs), default=4)
     for stage, link in enumerate(chain):
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
         if link.kind in ("dense", "diagonal"):
             # A known matrix takes no sweep and is only written.
-            alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / PRICES.bandwidth}
+            alone = {"known": itemsize * sizes[stage] * sizes[stage + 1] / PRICES.bandwidth}
         directions.append(min(alone, key=lambda how: alone[how]))
         own[stage] = alone[directions[stage]]
-    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, directions)
-
-
-def _itemsize(linear: Linear) -> int:
-    return max((dtype_of(v).itemsize for v in linear.inputs), default=4)
+    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, directions, itemsize)
 
 
 def _primitives(equations) -> dict[str, int]:
