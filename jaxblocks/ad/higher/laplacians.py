@@ -36,9 +36,7 @@ from jaxblocks.ad.programs.jaxprs import (
     body_of_call,
     dtype_of,
     evaluate,
-    inputs_of,
     interpret,
-    piece,
     shape_of,
 )
 from jaxblocks.ad.programs.linearization import with_forward_rules
@@ -354,18 +352,16 @@ _NESTED = nested_rules(
 
 def _part(step, outputs, moving):
     """Some outputs of an equation as a function of its inputs ``moving``."""
-    variables = inputs_of([step.equation])
-    pairs = zip(step.equation.invars, step.operands, strict=True)
-    known = {v: point.value for v, point in pairs if not isinstance(v, Literal)}
-    whole = piece(step.jaxpr, [step.equation], variables, outputs)
+    operands = [point.value for point in step.operands]
+    if step.name != "div":
+        return step.function_of(moving, operands, outputs)
 
-    def p(*xs):
-        values = known | dict(zip(moving, xs, strict=True))
-        if step.name == "div":
-            return [_divide(*(v.val if isinstance(v, Literal) else values[v] for v in step.equation.invars))]
-        return whole(*(values[v] for v in variables))
+    def quotient(*xs):
+        values = dict(zip(moving, xs, strict=True))
+        pairs = zip(step.equation.invars, operands, strict=True)
+        return [_divide(*(x if isinstance(v, Literal) else values.get(v, x) for v, x in pairs))]
 
-    return p
+    return quotient
 
 
 def _divide(a, b):

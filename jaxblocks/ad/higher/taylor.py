@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import array_valued, at_point
-from jaxblocks.ad.programs.jaxprs import Step, inputs_of, interpret, needed, piece
+from jaxblocks.ad.programs.jaxprs import Step, interpret, needed
 from jaxblocks.ad.programs.linearization import with_forward_rules
 from jaxblocks.ad.programs.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.checks.errors import require
@@ -195,17 +195,11 @@ def _quotient(step: Step, order) -> _Series:
 def _differentiate(step: Step, order) -> list[_Series]:
     """Any primitive: its derivative, interpreted at one order less; or applied to each term if it is linear."""
     equation, kinds = step.equation, can_move(step.equation)
-    variables = inputs_of([equation])
-    known = {v: series for v, series in zip(equation.invars, step.operands, strict=True) if not isinstance(v, Literal)}
-    moving = [v for v in variables if known[v].moves]
-    series = [known[v] for v in moving]
+    pairs = zip(equation.invars, step.operands, strict=True)
+    moving = {v: series for v, series in pairs if not isinstance(v, Literal) and series.moves}
+    series, operands = list(moving.values()), [series.value for series in step.operands]
     xs = [each.value for each in series]
-    whole = piece(step.jaxpr, [equation], variables, equation.outvars)
-
-    def p(*xs):
-        values = dict(zip(moving, xs, strict=True))
-        outs = whole(*(values[v] if v in values else known[v].value for v in variables))
-        return [out for out, moves in zip(outs, kinds, strict=True) if moves]
+    p = step.function_of([*moving], operands, [v for v, moves in zip(equation.outvars, kinds, strict=True) if moves])
 
     with differentiable(step.name, "several times"):
         slope = jax.make_jaxpr(lambda xs, ts: jax.jvp(p, xs, ts)[1])(xs, xs)
@@ -222,5 +216,5 @@ def _differentiate(step: Step, order) -> list[_Series]:
         # p is linear here, and y_k = p(x_k).
         terms = [_filled(each, longest).derivatives for each in series]
         slopes = zip(*(jaxpr_as_fun(slope)(*xs, *ts) for ts in zip(*terms, strict=True)), strict=True)
-    values, slopes = step.evaluate([each.value for each in step.operands]), iter(slopes)
+    values, slopes = step.evaluate(operands), iter(slopes)
     return [_Series(value, tuple(next(slopes)) if moves else ()) for value, moves in zip(values, kinds, strict=True)]

@@ -67,16 +67,10 @@ def needed(equations: Sequence[JaxprEqn], outputs: Iterable[Any]) -> list[JaxprE
 
 
 def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Any]) -> Callable:
-    """Some equations of a jaxpr as a function of ``inputs`` that returns the list of ``outputs``.
+    """Some equations of a jaxpr, in order, as a function of ``inputs`` that returns the list of ``outputs``.
 
-    Args:
-        jaxpr: the jaxpr that contains the equations.
-        equations: the equations, in order.
-        inputs: distinct variables; they include those that `inputs_of` returns for ``equations``.
-        outputs: variables (or literals) that the equations compute or read.
-
-    Returns:
-        A function of arrays, to which every transformation applies.
+    The inputs are distinct variables and include those that `inputs_of` returns for the equations; the outputs are
+    variables (or literals) that they compute or read. Every transformation applies to the function.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0).jaxpr
     >>> product = piece(jaxpr, jaxpr.eqns[:1], jaxpr.invars, jaxpr.eqns[0].outvars)
@@ -276,10 +270,14 @@ class Step:
 
     def evaluate(self, operands: Sequence[Any] | None = None) -> list[Any]:
         """The outputs of the equation on arrays: on ``operands``, by default on its own operands."""
-        operands = self.operands if operands is None else operands
+        return self.function_of([], self.operands if operands is None else operands, self.equation.outvars)()
+
+    def function_of(self, inputs: Sequence[Var], operands: Sequence[Any], outputs: Sequence[Any]) -> Callable:
+        """Some outputs of the equation as a function of some inputs; the others are those among ``operands``."""
         # By variable, since one that is read twice is one input of the piece.
-        values = {v: x for v, x in zip(self.equation.invars, operands, strict=True) if not isinstance(v, Literal)}
-        return piece(self.jaxpr, [self.equation], list(values), self.equation.outvars)(*values.values())
+        known = {v: x for v, x in zip(self.equation.invars, operands, strict=True) if not isinstance(v, Literal)}
+        run = piece(self.jaxpr, [self.equation], list(known), outputs)
+        return lambda *xs: run(*(known | dict(zip(inputs, xs, strict=True))).values())
 
 
 def interpret(
@@ -364,13 +362,8 @@ def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
 def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callable[[list, Var], Any]) -> list[Any]:
     """The rule of a scan, executed iteration by iteration.
 
-    Args:
-        step: the scan.
-        take: ``take(x, i, variable)``, entry i of a stacked operand x; ``variable`` is that of the body.
-        stack: ``stack(entries, variable)``, the entries of one stacked output; ``variable`` is that of the scan.
-
-    Returns:
-        The meanings of the outputs: carries, then stacked outputs.
+    ``take(x, i, variable)`` is entry i of a stacked operand x, for a variable of the body, and
+    ``stack(entries, variable)`` a stacked output, for a variable of the scan.
     """
     body, length = as_closed(step.params["jaxpr"]), step.params["length"]
     constants, carry, slices = split_scan_inputs(step.equation, step.operands)
@@ -389,15 +382,9 @@ def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callabl
 def interpret_scan(
     step: Step, run: Callable[[ClosedJaxpr, list, Any], tuple[list, Any]], xs: Any = ()
 ) -> tuple[list, Any]:
-    """The rule of a scan on arrays, executed by ``jax.lax.scan``, with records of every iteration.
+    """The outputs of a scan of arrays by ``jax.lax.scan``, and records with the iterations on their leading axis.
 
-    Args:
-        step: the scan; its operands are arrays.
-        run: ``run(body, operands, x)`` returns the outputs of the body and a pytree of records.
-        xs: a pytree of further arrays, of which each iteration gets a slice x.
-
-    Returns:
-        The outputs of the scan, and the records with the iterations on their leading axis.
+    ``run(body, operands, x)`` returns the outputs of the body and a pytree of records, for a slice x of ``xs``.
     """
     body, params = as_closed(step.params["jaxpr"]), step.params
     constants, carry, slices = split_scan_inputs(step.equation, step.operands)
