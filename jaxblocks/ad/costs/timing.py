@@ -27,13 +27,8 @@ def time_in_turns(programs: Mapping, /, *args: Any, repeats: PositiveInt = 10) -
     the round. A short program is called several times in a row, and its time is the mean of these calls. The first
     call of each program is not timed.
 
-    Args:
-        programs: by name, compiled programs: all take the same arguments.
-        args: the arguments.
-        repeats: the number of rounds.
-
-    Returns:
-        By name, one time for each round.
+    ``programs`` are compiled, by name, and all take ``args``. The result has, by name, one time for each of the
+    ``repeats`` rounds.
     """
     calls = {}
     for name, program in programs.items():

@@ -23,17 +23,10 @@ BLOCK = 2**14
 
 
 def sweep(linear, values, route: Route, start, stop, seeds, how, top=False) -> Held:
-    """Push (forward) or pull (reverse) seeds through some stages.
+    """Push (``how="forward"``) or pull (``"reverse"``) seeds through the stages from ``start`` to ``stop - 1``.
 
-    Args:
-        linear: the linear program.
-        values: of its constants.
-        route: the plan.
-        start: the first stage.
-        stop: the stage after the last one.
-        seeds: arrays (s, *shape), one for each variable; ``None`` for the rows of the identity.
-        how: ``"forward"`` or ``"reverse"``.
-        top: whether the result is the whole Jacobian.
+    Seeds are arrays (s, *shape), one for each variable, or ``None`` for the rows of the identity; ``values`` are those
+    of the constants. ``top`` is whether the result is the whole Jacobian.
     """
     chain = route.links[start:stop]
     inputs, outputs = chain[0].inputs, chain[-1].outputs

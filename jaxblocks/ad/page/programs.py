@@ -263,15 +263,9 @@ def _common(scopes: Sequence[str]) -> str:
 def replay(
     program: Program, units: Sequence[Unit], *, around: Callable[[int, Callable], Callable] = lambda i, part: part
 ) -> Callable[..., tuple[list, list[list]]]:
-    """The program as a function of its inputs that runs the units one after the other.
+    """The program as a function of its inputs that runs the units: its outputs, and the arrays that each unit makes.
 
-    Args:
-        program: the program.
-        units: all its operations.
-        around: from the number of a unit and its function of ``reads`` to the function that is run instead.
-
-    Returns:
-        A function that returns the outputs, and for each unit the arrays that it makes.
+    ``around(i, part)`` is run instead of unit i, the function ``part`` of the arrays that it reads.
     """
 
     def run(*arrays):

@@ -56,12 +56,7 @@ class Linear(NamedTuple):
 
 
 def linearized(f: Callable, x: Sequence[Any]) -> Linear:
-    """The linear program of ``f`` at ``x``.
-
-    Args:
-        f: a function of arrays that returns a list of arrays, and auxiliary data.
-        x: its arguments.
-    """
+    """The linear program of ``f`` at its arguments ``x``; f returns a list of arrays, and auxiliary data."""
     _, linear, aux = jax.linearize(f, *x, has_aux=True)
 
     def push(*tangents):  # JAX would print the whole program as the name of ``linear``

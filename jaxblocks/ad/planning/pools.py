@@ -31,11 +31,7 @@ _MOST_ENTRIES = 32
 
 
 def with_plain_pools(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The same linear program with its pools as plain sums.
-
-    Args:
-        program: a linear program whose calls are open.
-    """
+    """The same linear program, whose calls are open, with its pools as plain sums."""
     if not any(equation.primitive.name in _RULES for equation in program.eqns):
         return program
     structs = as_structs([v.aval for v in program.jaxpr.invars])

@@ -8,9 +8,7 @@ __all__ = ["color_columns", "distinct", "number_of_colors"]
 def color_columns(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Greedy coloring of the columns, in their order or the longest first, whichever takes fewer colors.
 
-    Args:
-        rows, cols: the indices of the entries.
-        shape: of the matrix.
+    ``rows`` and ``cols`` are the indices of the entries.
 
     >>> color_columns(np.array([0, 0, 1]), np.array([0, 1, 2]), (2, 3))
     array([0, 1, 0])
