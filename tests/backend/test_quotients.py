@@ -71,6 +71,24 @@ def test_norms_of_every_length(order):
     np.testing.assert_allclose(longest, slope, rtol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "order"), [(jnp.float16, 6), (jnp.float16, 20), (jnp.float32, 40), (jnp.float32, 100)]
+)
+def test_powers_of_entries_do_not_overflow(dtype, order):
+    """In units of the largest entry, which is up to 2, or up to 16 near the largest number: 1.9^20 > 65504."""
+    for largest in (1.9, 0.75 * float(jnp.finfo(dtype).max)):
+        x = jnp.asarray([largest, -largest / 2], dtype)
+        value, gradient = jax.value_and_grad(lambda x: norm(x, 0, order))(x)
+        expected = largest * (1 + 0.5**order) ** (1 / order)
+        np.testing.assert_allclose(value, expected, rtol=3 * float(jnp.finfo(dtype).eps))
+        np.testing.assert_allclose(gradient, [1, -(0.5 ** (order - 1))], rtol=0.02, atol=0.02)
+    assert norm(jnp.asarray([-jnp.inf, 1], dtype), 0, order) == jnp.inf
+
+
+def test_an_empty_norm_is_zero():
+    assert [float(norm(jnp.zeros(0), order=order)) for order in (1, 2, 100, np.inf)] == [0] * 4
+
+
 @pytest.mark.parametrize("order", [100, 300, 1e6])
 def test_norms_of_large_orders_are_nearly_the_largest_entry(order):
     x = np.float32([[1.5, -3, 2], [1.75 * 2.0**-100, 0, 0], [0, 0, 0]])
