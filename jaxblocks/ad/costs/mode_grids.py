@@ -67,7 +67,9 @@ class ModeGrid:
         if what == "time":
             require(self.time_ratio, "a grid that was measured", "one that was counted", "make it with measure=True")
             return np.asarray(self.time_ratio, float)
-        return np.asarray(self.operations["forward"], float) / np.asarray(self.operations["reverse"], float)
+        forward, reverse = (np.asarray(self.operations[mode], float) for mode in ("forward", "reverse"))
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN for a function that computes nothing
+            return forward / reverse
 
     def plot(self, ax: Any = None, *, what: Literal["operations", "time"] = "operations") -> Any:
         """A heat map: in each cell, how many times cheaper the better mode is; returns the axes.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -233,6 +234,12 @@ def test_the_grid_counts_one_pass_for_each_input_or_output():
     np.testing.assert_allclose(grid.ratio(), [[2 / 3, 5 / 3]])
     with pytest.raises(ValueError, match=r"a grid that was measured.*measure=True"):
         grid.ratio("time")
+
+
+def test_the_grid_of_a_function_without_operations_has_no_ratio():
+    grid = mode_grid(lambda n, m: (lambda x: jnp.ones(m), jnp.ones(n)), (1, 2), (3,), measure=False)
+    with warnings.catch_warnings(action="error"):
+        assert np.isnan(grid.ratio()).all()
 
 
 def test_the_grid_is_measured(monkeypatch):
