@@ -125,11 +125,7 @@ class MemoryCurve:
         return len(self.bytes)
 
     def growth(self, name: str) -> float:
-        """The exponent of the growth of a row with depth, from the last two depths; NaN if it is not known.
-
-        >>> MemoryCurve((1, 4), {"gradient": (100, 200)}).growth("gradient")
-        0.5
-        """
+        """The exponent of the growth of a row with depth, from the last two depths; NaN if it is not known."""
         row = self[name]
         if len(row) < 2 or not row[-1] or not row[-2]:
             return math.nan

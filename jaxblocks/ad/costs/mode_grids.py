@@ -77,11 +77,9 @@ class ModeGrid:
         Blue is forward mode, vermilion reverse mode, and white where both cost the same. The line is the diagonal, as
         many outputs as inputs.
 
-        >>> axes = ModeGrid(
-        ...     (1, 8), (1, 8), {"forward": ((2, 9), (2, 9)), "reverse": ((2, 2), (9, 9))}
-        ... ).plot()
+        >>> axes = ModeGrid((4,), (1,), {"forward": ((8,),), "reverse": ((2,),)}).plot()
         >>> [text.get_text() for text in axes.texts]
-        ['1', '4.5', '4.5', '1']
+        ['4']
         """
         from matplotlib.colors import LinearSegmentedColormap
 

@@ -55,11 +55,7 @@ class CostRow:
 
     @property
     def flops(self) -> int:
-        """The counted operations: ``count.flops``.
-
-        >>> CostRow("jvp", Count(multiplications=2, additions=3), 2.5).flops
-        5
-        """
+        """The counted operations: ``count.flops``."""
         return self.count.flops
 
 
@@ -144,16 +140,9 @@ class CostTable:
         One point for each row but the function, with its name; a line joins those that no other one improves in both.
         Rows whose bytes are zero or not known are left out.
 
-        >>> rows = [
-        ...     CostRow("function", Count(additions=10), 1.0, temporary_bytes=0),
-        ...     CostRow("gradient", Count(additions=30), 3.0, temporary_bytes=800),
-        ...     CostRow(
-        ...         "gradient, checkpoint=2", Count(additions=40), 4.0, temporary_bytes=200
-        ...     ),
-        ... ]
-        >>> axes = CostTable({row.name: row for row in rows}).plot_frontier()
-        >>> [text.get_text() for text in axes.texts], axes.lines[0].get_xdata().tolist()
-        (['gradient', 'checkpoint=2'], [200.0, 800.0])
+        >>> row = CostRow("gradient", Count(additions=30), 3.0, temporary_bytes=800)
+        >>> CostTable({"gradient": row}).plot_frontier().lines[0].get_xdata().tolist()
+        [800.0]
         """
         ax = axes_or_new(ax)
         known = [i for i, row in enumerate(self) if row.temporary_bytes and row.name != "function"]

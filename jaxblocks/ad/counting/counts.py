@@ -105,11 +105,7 @@ class Count:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: multiplications + additions + transcendentals.
-
-        >>> Count(multiplications=3, additions=2, transcendentals=1).flops
-        6
-        """
+        """Floating-point operations: multiplications + additions + transcendentals."""
         return self.multiplications + self.additions + self.transcendentals
 
     @property

@@ -102,13 +102,7 @@ class JacobianPlan:
 
     @property
     def gain(self) -> float:
-        """The predicted time of the better of forward and reverse mode over that of the chosen mode.
-
-        >>> import jax.numpy as jnp
-        >>> from jaxblocks.ad.jacobians.jacobians import jacobian_plan
-        >>> jacobian_plan(jnp.sum, jnp.ones(3)).gain
-        1.0
-        """
+        """The predicted time of the better of forward and reverse mode over that of the chosen mode."""
         return min(self.seconds["forward"], self.seconds["reverse"]) / self.seconds["chosen"]
 
     def explain(self) -> str:
