@@ -64,7 +64,7 @@ def _run(given: argparse.Namespace) -> None:
     from jaxblocks.ad.page import explore
 
     file, colon, name = given.function.rpartition(":")
-    if not colon:
+    if not (colon and name):
         raise ValueError(f"expected FILE.py:FUNCTION, got {given.function}; write a colon and the name of a function.")
     module = _load(_path(file))
     function = _named(module, name)

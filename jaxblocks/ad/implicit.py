@@ -332,7 +332,6 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
 def _linear_solver(method, n, symmetric, tolerance) -> Callable[[Callable, Array], Array]:
     """The function ``(A, b) -> x`` of a method; it needs no derivative."""
     if method == "auto":
-        # "cg" requires a symmetric matrix; "gmres" does not.
         method = "dense" if n <= 256 else "cg" if symmetric else "gmres"
     if method == "dense":
         return _dense

@@ -172,7 +172,6 @@ class CostTable:
     def _ratios(self) -> dict[str, tuple[list[float], list[float], list[float]]]:
         """The costs over those of the function, with quartiles: counted and, where there are any, measured."""
         counted = [row.flops_ratio for row in self]
-        # Counts have no spread.
         found = {"operations counted": (counted, counted, counted)}
         if any(row.time_ratio is not None for row in self):
             unknown = (math.nan, math.nan, math.nan)

@@ -97,7 +97,6 @@ def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     reverse = [
         {
             "node": number.get(row.node, -1),
-            # The unit whose reversal adds this term of the adjoint.
             "unit": unit_of.get(row.read_by, -1),
             "adjoint": str(row),
             "value": text(row.value),

@@ -137,12 +137,10 @@ def gradient_noise(
     unit = unit_of(jnp.max(magnitude, initial=0))
     difference = lambda g: divided(g - mean[None], unit)
     if covariance:
-        # Sigma = (1/N) sum_i (g_i - g)(g_i - g)^T, (n, n)
         spread = sums(lambda g: dot(difference(g).T, difference(g)), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None
-        # tr Sigma without the (n, n) matrix
         trace = sums(lambda g: jnp.sum(jnp.square(difference(g))), zeros()) / count
     squared_norm = jnp.sum(jnp.square(divided(mean, unit)))
     # The inner `where` keeps the derivative of the division finite where the norm is 0.

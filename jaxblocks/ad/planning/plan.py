@@ -192,7 +192,6 @@ def make_plan(linear: Linear, *, mode: str = "auto", chunk_size: int | str | Non
     Raises:
         TypeError: where neither mode, or not the requested one, can differentiate the function.
     """
-    # The priced stages, the cheapest bracketing, and the predicted seconds of each mode.
     chain = price_chain(linear)
     part = chain.cheapest()
     # A requested mode that does not exist fails here, with the reason; for "auto" it has an infinite price.
@@ -205,7 +204,6 @@ def make_plan(linear: Linear, *, mode: str = "auto", chunk_size: int | str | Non
     stock = next(name for name in _stock(chain, times) if np.isfinite(times[name]))
     # A bracketing is considered only where it is predicted to save time.
     chosen = mode if mode != "auto" else "mixed" if _pays(chain, times) else stock
-    # An upper bound on the bytes sets the batch size.
     bound = max(AUTO_MEMORY, 2 * chain.itemsize * chain.n_in * chain.n_out) if chunk_size == "auto" else None
     way = _way(chosen, chain, part, chunk_size, bound)
     operations = {name: _sweep_operations(name, chain, times) for name in ("forward", "reverse")}

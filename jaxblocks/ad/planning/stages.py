@@ -109,7 +109,6 @@ def _joined(left: Link, right: Link) -> Link:
     if kinds == {"diagonal"}:
         return Link("diagonal", equations, left.inputs, right.outputs)
     if kinds == {"diagonal", "dense"}:
-        # Its index among the equations of both.
         dense = left.dense if left.kind == "dense" else len(left.equations) + right.dense
         return Link("dense", equations, left.inputs, right.outputs, dense)
     return Link("matrix-free", equations, left.inputs, right.outputs)

@@ -208,7 +208,6 @@ def elementwise(step: Step, sets: Sets) -> list[np.ndarray]:
         if entry.ids is not None:
             ids = np.broadcast_to(entry.ids, shape)
             if name == "mul" and step.operands[1 - i].value is not None:
-                # A known factor of zero removes the dependence.
                 ids = np.where(np.broadcast_to(step.operands[1 - i].value, shape) == 0, EMPTY, ids)
             parts.append(ids)
     return [functools.reduce(sets.union, parts)]
@@ -219,7 +218,6 @@ def _select(step, sets):
     cases = [ids_of(entry, shape_of(v)) for entry, v in zip(step.operands[1:], step.equation.invars[1:], strict=True)]
     if step.operands[0].value is None:
         return [functools.reduce(sets.union, cases)]
-    # A known condition selects one case for each element.
     which = np.broadcast_to(np.asarray(step.operands[0].value).astype(int), shape)
     return [np.select([which == i for i in range(len(cases))], cases)]
 
