@@ -287,6 +287,7 @@ ERRORS = [
     ([":square", "4x2"], 'expected a shape such as "f32[32,784]", got 4x2; the dtypes are f16, bf16, '),
     ([":square", "f32[4 2]"], 'expected a shape such as "f32[32,784]", got f32[4 2]; the dtypes are f16, bf16, '),
     (["square"], "expected FILE.py:FUNCTION, got {file}; write a colon and the name of a function."),
+    ([":"], "expected FILE.py:FUNCTION, got {file}:; write a colon and the name of a function."),
     ([":squares"], "expected a name in functions_to_explore.py, got squares; did you mean square? It has "),
     ([":product_args"], "expected a function, got product_args, a tuple; name a function of {file}."),
     ([":square", "f33[2]"], 'expected a shape such as "f32[32,784]", got f33[2]; the dtypes are f16, bf16, '),
