@@ -253,7 +253,7 @@ def test_w_state_flattening_ranks_and_border_rank():
 # Decomposition
 
 
-def test_cp_tensor_is_the_sum_of_pure_tensors():
+def test_cp_tensor_is_the_sum_of_pure_tensors(sentences):
     with jax.enable_x64(True):
         factors = tuple(jnp.asarray(normal(i, 3, d)) for i, d in enumerate((2, 3, 4)))
         by_hand = sum(np.multiply.outer(np.outer(a, b), c) for a, b, c in zip(*map(np.asarray, factors), strict=True))

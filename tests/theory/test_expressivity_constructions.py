@@ -410,7 +410,7 @@ def test_rescaling_keeps_the_function():
     assert list(rescale(named, [1.0, 1.0])) == list("abcde")
 
 
-def test_invalid_factors_are_rejected():
+def test_invalid_factors_are_rejected(sentences):
     """Negative factors, too few, a wrong shape, other layers; a factor -1 changes the function."""
     _, params, x = net_and_params()
     with pytest.raises(ValueError, match="a smallest one of -1.0 for hidden layer 1; rectifiers are homogeneous for"):

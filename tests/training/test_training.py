@@ -1423,10 +1423,10 @@ def broken(value, index):
     return x, y
 
 
-def with_every(number):
+def callback_with(name, value):
     """A callback with an attribute that its annotation does not allow."""
     callback = Callback()
-    object.__setattr__(callback, "every", number)
+    object.__setattr__(callback, name, value)
     return callback
 
 
@@ -1459,9 +1459,13 @@ def with_every(number):
         ({"callbacks": early_stopping(3)}, TypeError, "^fit expected a list of callbacks, got a Callback; pass a list"),
         ({"callbacks": [print]}, TypeError, "^fit expected callbacks, got the function print; pass a list"),
         ({"callbacks": [Callback(every=0)]}, ValueError, "^fit expected every of a callback .* >= 1 or None, got 0"),
-        ({"callbacks": [with_every(2.5)]}, ValueError, "^fit expected every of a callback .* or None, got 2.5"),
         (
-            {"callbacks": [Callback(on_step="x")]},
+            {"callbacks": [callback_with("every", 2.5)]},
+            ValueError,
+            "^fit expected every of a callback .* or None, got 2.5",
+        ),
+        (
+            {"callbacks": [callback_with("on_step", "x")]},
             TypeError,
             "^fit expected on_step of a callback .*, got x; write",
         ),
