@@ -249,9 +249,11 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
     if not approximate:
         return _jitted_gelu(x)
     wide = widen(x)
-    near = jnp.clip(wide, -30, 30)  # beyond, the sigmoid is 0 or 1, and x^3 may overflow
+    far = jnp.abs(wide) >= 30  # the sigmoid is 0 or 1, and x^3 may overflow
+    near = jnp.where(far, 0, wide)
     # (1 + tanh u) / 2 is sigma(2 u), which does not cancel for negative u.
-    return (wide * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (near + 0.044715 * near**3))).astype(x.dtype)
+    y = near * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (near + 0.044715 * near**3))
+    return jnp.where(far, jax.nn.relu(wide), y).astype(x.dtype)
 
 
 @checked
@@ -259,7 +261,7 @@ def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Logistic sigmoid.
 
     sigma(x) = 1 / (1 + exp(-x)), with values in (0, 1), tanh(x) = 2 sigma(2x) - 1 and derivative
-    sigma(x) (1 - sigma(x)) <= 1/4. It keeps its relative accuracy in the left tail.
+    sigma(x) (1 - sigma(x)) <= 1/4. It keeps its accuracy in the left tail, where (1 + tanh(x / 2)) / 2 cancels.
 
     >>> print(np.asarray(sigmoid(jnp.array([-2.0, 0.0, 1.0]))).round(4))
     [0.1192 0.5    0.7311]

@@ -69,7 +69,7 @@ def _prepare(predictions, targets, weights, check):
     classes, of_one = predictions.shape[-1], "for one logit write (logits[..., 0] > 0) == (targets == 1)"
     repair = of_one if at_most(classes, 1) else _REPAIR
     valid = check_labels(counted, classes, name="targets", repair=repair, check=check)
-    if weights is not None:  # in units of the largest one, so that neither they nor their sum leave float32
+    if weights is not None:  # in units of the largest one, so that neither they nor their sum overflow
         weights = divided(weights, unit_of(jnp.max(weights)))
     return counted.astype(jnp.int32), valid, weights  # after the check, since labels of 64 bits may be larger
 

@@ -143,7 +143,8 @@ def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Cal
         entries = _entries(spec, len(shape))
         # Axes that an earlier rule shards, such as `tensor_parallel`, are left to it.
         free = [i for i, entry in enumerate(entries) if not entry and shape[i] % size == 0]
-        if axis in jax.tree.leaves(entries) or math.prod(shape) < max(min_size, 1) or not free:
+        used = jax.tree.leaves(entries)  # names of mesh axes, also those in tuples
+        if axis in used or math.prod(shape) < max(min_size, 1) or not free:
             return spec
         entries[max(free, key=lambda i: shape[i])] = axis
         return PartitionSpec(*entries)

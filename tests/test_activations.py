@@ -136,6 +136,14 @@ def test_approximate_gelu_keeps_its_digits_in_the_left_tail(dtype):
     assert (abs(found.astype(np.float64) - expected) <= rtol * abs(expected) + tiny).all()
 
 
+def test_approximate_gelu_far_from_zero():
+    x = np.float32([-np.inf, -1e30, -30, 30, 1e30, np.inf])
+    value, slopes = jax.jit(lambda x: (gelu(x, approximate=True), by_both_modes(partial(gelu, approximate=True), x)))(x)
+    np.testing.assert_array_equal(value, np.maximum(x, 0))
+    for slope in slopes:
+        np.testing.assert_array_equal(slope, x > 0)
+
+
 def test_gelu_float32_error_in_the_left_tail():
     """The errors are within the documented bounds."""
     x, far = np.linspace(-30, 0, 300_001)[:-1].astype(np.float32), np.float32([-5.61, -7.0, -1e2, -1e4, -1e30])

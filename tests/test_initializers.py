@@ -163,6 +163,7 @@ def test_activations_without_a_second_moment_have_no_exact_gain(activation):
     assert initializers.for_activation(activation)(jax.random.key(0), (2, 2), jnp.float32).shape == (2, 2)
 
 
+@pytest.mark.usefixtures("sentences")
 def test_an_activation_must_be_a_function():
     with pytest.raises(TypeError, match=r"expected activation to be a function, got .*; pass the function itself"):
         initializers.for_activation("relu")

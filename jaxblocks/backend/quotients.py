@@ -133,7 +133,10 @@ def norm(x: Array, axes: int | tuple[int, ...] | None = None, order: Order = 2, 
     5e-30 [0.6 0.8]
     """
     axes = tuple(range(x.ndim)) if axes is None else axes
-    length = jnp.max(x * jnp.sign(x), axes, keepdims=True, initial=0) if math.isinf(order) else _norm(x, axes, order)
+    if math.isinf(order):
+        length = jnp.max(x * jnp.sign(x), axes, keepdims=True, initial=0)
+    else:
+        length = _norm(widen(x), axes, order).astype(x.dtype)  # a sum of few thousand powers overflows in float16
     return length if keepdims else jnp.squeeze(length, axes)
 
 
@@ -142,7 +145,7 @@ def _norm(x, axes, order):
     size = jnp.abs(x)
     largest = jnp.max(size, axes, keepdims=True, initial=0)
     unit = unit_of(largest)
-    # Powers of numbers up to 16, in a unit that is clipped, overflow for large orders; those of numbers up to 1 do not.
+    # Powers of numbers up to 16 = 2^4, in a unit that is clipped, overflow for large orders; those of 1 do not.
     safe = order <= jnp.finfo(x.dtype).maxexp / 4
     top = 1 if safe else jnp.clip(lax.stop_gradient(divided(largest, unit)), 1, 16)
     total = jnp.sum((divided(size, unit) / top) ** order, axes, keepdims=True)

@@ -145,7 +145,7 @@ def drop_condition(
         rate: a probability.
 
     Raises:
-        ValueError: for ``null`` of another shape, or for integers one that their dtype does not hold.
+        ValueError: for a ``null`` of another shape, or one that the dtype of an integer condition does not hold.
 
     As an augmentation for `jaxblocks.fit` on ``x = (images, labels)``:
     ``augment=lambda key, x: (x[0], drop_condition(key, x[1], null=10, rate=0.1))``.

@@ -414,7 +414,7 @@ def _parts(now, then):
     """Standard deviations of the noise at ``now``: the part from ``then``, and the part added after ``then``."""
     # x at `now` is x at `then` times a_now / a_then, plus new noise.
     kept = now["signal"] / then["signal"] * then["noise"]
-    return kept, sqrt(jnp.maximum(now["noise"] ** 2 - kept**2, 0))  # of close times below 0 by rounding
+    return kept, sqrt(jnp.maximum(now["noise"] ** 2 - kept**2, 0))  # rounding makes this negative for close times
 
 
 class _Run:

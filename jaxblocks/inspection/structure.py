@@ -42,7 +42,7 @@ def as_dense(
 
     Raises:
         TypeError: for integers or several arrays as outputs.
-        ValueError: for a layer that is not affine, tested at two random inputs of opposite signs. Where ``params`` are
+        ValueError: for a layer that is not affine, tested at three random inputs, of both signs. Where ``params`` are
             traced, there is no test and the matrix is that of the derivative at 0.
 
     >>> difference = lambda x: conv(x, jnp.array([1.0, -1.0])[:, None, None])
@@ -60,15 +60,15 @@ def as_dense(
         zeros = jnp.zeros(shape)
         basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
         offset = f(zeros)
-        inexact, repair = jnp.issubdtype(offset.dtype, jnp.inexact), "integers have no derivative"
+        inexact, repair = jnp.issubdtype(offset.dtype, jnp.inexact), "cast its outputs, as with y.astype(jnp.float32)"
         require(inexact, "a layer of floating-point outputs", offset, repair, error=TypeError)
         # Column i is the derivative along unit vector i; the layer is affine, so the place does not matter.
         columns = jax.vmap(lambda e: jax.jvp(f, (zeros,), (e,))[1])(basis)  # (inputs, *output)
         matrix = columns.reshape(zeros.size, offset.size).T
         A, at_zero = matrix.astype(zeros.dtype), offset.ravel().astype(zeros.dtype)
         tests = []
-        # Two sizes of x, since a nonlinearity may show only near 0 or only far from it, and both signs, as for abs.
-        for size in (1.0, -100.0):
+        # Near 0 and far from it on both sides: a nonlinearity may show in one of these places only.
+        for size in (1.0, 100.0, -100.0):
             x = size * jax.random.normal(jax.random.key(0), zeros.shape, zeros.dtype)
             error = abs(f(x).ravel().astype(zeros.dtype) - (A @ x.ravel() + at_zero))
             rounding = float(jnp.finfo(offset.dtype).eps) ** 0.5 * (abs(A) @ abs(x.ravel()) + abs(at_zero))
@@ -149,7 +149,8 @@ def _function(layer, params, side):
     def f(x):
         y = layer.apply(params, x, **side)
         repair = "select one of them: lambda x: layer.apply(params, x)[0]"
-        require(isinstance(y, jax.Array), "a layer of one output", y, repair, error=TypeError)
-        return y
+        one = isinstance(y, jax.Array | np.ndarray)
+        require(one, "a layer of one output", y, repair, error=TypeError)
+        return jnp.asarray(y)
 
     return jax.jit(f)

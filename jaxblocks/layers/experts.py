@@ -206,7 +206,7 @@ def MixtureOfExperts(
             if capacity_factor is not None:
                 check_integer(count, tokens, f"capacity_factor={capacity_factor}")
                 # Rounded first: 1.1 * 100 / 10 is slightly above 11.
-                capacity = min(math.ceil(round(capacity_factor * choices / experts, 6)), count)
+                capacity = min(max(1, math.ceil(round(capacity_factor * choices / experts, 6))), count)
                 place = _places(chosen, experts)
                 # A choice beyond the capacity of its expert has a row beyond the end of the array.
                 row = jnp.where(place < capacity, chosen * capacity + place, experts * capacity)

@@ -24,6 +24,7 @@ from jaxblocks import initializers
 from jaxblocks.backend.linear_maps import along_batch, in_dtype
 from jaxblocks.backend.powers_of_two import divided, unit_of
 from jaxblocks.backend.precision import full_precision, widen
+from jaxblocks.backend.quotients import norm
 from jaxblocks.backend.symbolic_sizes import at_most
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import PositiveFloat, PositiveInt, check_params, checked
@@ -151,8 +152,9 @@ def knn_predict(
 
     Integer ``targets`` are classes, of which the most frequent is returned; ties go to the class with the nearest
     example. Floating-point ``targets`` are averaged. Distances are Euclidean; among examples at equal distances, the
-    first ones are used. For more than three features they are rounded as those of `rbf_kernel`: center the data. As a
-    function of ``x`` the result is constant almost everywhere: its derivative is 0.
+    first ones are used. For more than three features they are rounded as those of `rbf_kernel`: center the data, and
+    leave out examples far beyond the others, which take their digits. As a function of ``x`` the result is constant
+    almost everywhere: its derivative is 0.
 
     It is a baseline without training. It is local, like the Gaussian kernel, and needs examples near every ``x``. With
     the mean of each class as its only example it is the nearest-prototype classifier.
@@ -172,9 +174,12 @@ def knn_predict(
     require(k <= len(examples), f"k from 1 to {len(examples)}, the number of examples", k, repair)
     wide = widen(x)
     examples = examples.astype(wide.dtype)
-    # In the unit of the examples, so that no square of a distance overflows or underflows.
-    unit = unit_of(jnp.max(jnp.abs(examples), initial=0))
-    _, nearest = lax.top_k(-_squared_distances(divided(wide, unit), divided(examples, unit)), k)  # (*batch, k)
+    if wide.shape[-1] <= 3:  # each distance in its own unit, so that one far example does not make the others vanish
+        distances = norm(wide[..., None, :] - jnp.expand_dims(examples, range(wide.ndim - 1)), -1)
+    else:
+        unit = unit_of(jnp.max(jnp.abs(examples), initial=0))
+        distances = _squared_distances(divided(wide, unit), divided(examples, unit))
+    _, nearest = lax.top_k(-distances, k)  # (*batch, k)
     theirs = targets[nearest]  # (*batch, k)
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         return jnp.mean(theirs, -1)

@@ -306,7 +306,7 @@ def nll(
         )
     loss = -_at_label(widen(log_probs), targets, inside)
     if class_weights is not None:
-        as_entries("class_weights", class_weights, log_probs, least=0)
+        as_entries("class_weights", class_weights, log_probs, least=0)  # raises for negative ones and other shapes
         loss = product(_weights_of(targets, inside, class_weights, loss.dtype), loss)
     return zero(where, loss).astype(log_probs.dtype)
 

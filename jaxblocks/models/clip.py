@@ -70,7 +70,8 @@ def CLIP(
     Args:
         features: d, of the common space.
         vocab_size, max_length: the number of tokens, and the maximal length of a text.
-        end_token: the token at whose first place a text is read; by default the largest token of each text.
+        end_token: the token at whose first place a text is read; by default the largest token of each text,
+            since end-of-text is the last id of CLIP's vocabulary.
         text_layers, text_heads, text_features, text_hidden: blocks, heads, features of a token and inside the MLP.
         patch_size: height and width of a patch, divisors of those of the images.
         image_layers, image_heads, image_features, image_hidden: the same for images.

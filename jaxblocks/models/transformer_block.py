@@ -186,6 +186,7 @@ def TransformerMLP(
     (``gated``), arXiv:2002.05202.
     """
     dense = functools.partial(Dense, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype)
+    # `tensor_parallel` and the rules of interop find these kernels by the names up, gate and down.
     layers = dict(
         up=dense(hidden, kernel_init=kernel_init),
         activation=activation,

@@ -190,6 +190,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4) -> Any:
     # NaN between the images is drawn as pale lines, one pixel wide.
     whole = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
     # Pixels that are not finite are drawn like the lines.
+    images = np.where(np.isfinite(images), images, np.nan)
     options: dict[str, Any] = dict(axis=(1, 2), keepdims=True, where=np.isfinite(images))
     low, high = np.min(images, initial=np.inf, **options), np.max(images, initial=-np.inf, **options)
     for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):

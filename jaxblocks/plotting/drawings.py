@@ -100,7 +100,7 @@ def diagram(
     texts, shade = texts or {}, shade or {}
     pairs = len(places) > 0 and all(np.shape(place) == (2,) for place in places.values())
     require(pairs, "a place (x, y) for each of one or more boxes", str(places), 'pass for instance {"a": (0, 0)}')
-    fits = all(len(arrow) in (2, 3) for arrow in arrows)
+    fits = all(isinstance(arrow, tuple | list) and len(arrow) in (2, 3) for arrow in arrows)
     require(fits, "arrows (from, to) or (from, to, label)", str(arrows), 'pass for instance [("a", "b")]')
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
     require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")

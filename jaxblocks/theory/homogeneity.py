@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.backend.precision import widen
@@ -62,9 +63,9 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
     layers = _dense_layers(params)
     hidden = len(layers) - 1
     repair = f"pass for instance [2.0] * {hidden}"
-    number = len(factors) if hasattr(factors, "__len__") else factors
-    fits = hasattr(factors, "__len__") and number == hidden
-    require(fits, f"a factor for each of the {hidden} hidden layers", number, repair)
+    number = len(factors) if isinstance(factors, Sequence) or np.ndim(factors) else None
+    got = factors if number is None else number
+    require(number == hidden, f"a factor for each of the {hidden} hidden layers", got, repair)
     for place, factor in enumerate(factors):
         kernel = layers[place]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)

@@ -133,7 +133,8 @@ def test_functions_that_are_not_affine_are_rejected(f):
 @pytest.mark.parametrize("shape", [(), (1,), (2,)])
 def test_kinks_at_zero_are_no_affine_functions(shape):
     """The derivative at 0 is that on one side, where random numbers may all be."""
-    for f in (jnp.abs, lambda x: -jnp.abs(x), lambda x: jnp.where(x < 0, 2 * x, x)):
+    bounded = lambda x: jnp.minimum(x, 6.0), lambda x: jnp.maximum(x, -6.0)
+    for f in (jnp.abs, lambda x: -jnp.abs(x), lambda x: jnp.where(x < 0, 2 * x, x), *bounded):
         with pytest.raises(ValueError, match="expected an affine layer"):
             as_dense(f, shape)
     with pytest.raises(TypeError, match=r"^as_dense expected a layer of floating-point outputs, got int32"):
@@ -145,6 +146,10 @@ def test_layers_of_several_outputs_are_rejected(call):
     with pytest.raises(TypeError, match=r"a layer of one output, got .*; select one of them: lambda x: layer.apply"):
         call(lambda x: (x, x))
     call(lambda x: (x, x)[0])
+
+
+def test_a_layer_may_return_a_constant_of_numpy():
+    np.testing.assert_array_equal(as_dense(lambda x: np.ones(3, np.float32), (2,)), np.zeros((3, 2)))
 
 
 def test_layers_with_state_are_rejected():

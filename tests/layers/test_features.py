@@ -168,6 +168,11 @@ def test_neighbors_at_every_scale(scale, features):
     assert predict(x, examples, jnp.array([1, 2, 3]), k=1).tolist() == [3]
 
 
+def test_the_other_neighbors_of_one_far_away():
+    examples = jnp.array([[0.0], [1.0], [1e30]])
+    assert predict(jnp.array([[0.9], [1e29], [9e29]]), examples, jnp.array([1, 2, 3]), k=1).tolist() == [2, 1, 3]
+
+
 # ---- errors
 
 

@@ -420,6 +420,8 @@ def test_invalid_factors_are_rejected(sentences):
     assert abs(forward(changed, x) - forward(params, x)).max() > 0.1
     with pytest.raises(ValueError, match="each of the 2 hidden layers, got 2.0; pass"):
         rescale(params, 2.0)
+    with pytest.raises(ValueError, match=r"each of the 2 hidden layers, got float.. \(\); pass"):
+        rescale(params, jnp.array(2.0))
     with pytest.raises(ValueError, match="each of the 2 hidden layers, got 1"):
         rescale(params, [1.0])
     with pytest.raises(ValueError, match="5 for the units of hidden layer 0, got factors of shape \\(2,\\)"):

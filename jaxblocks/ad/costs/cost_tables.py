@@ -127,7 +127,7 @@ def table_of_programs(
     repeats: NonNegativeInt = 20,
     memory_limit: PositiveInt = 4 * 2**30,
 ) -> CostTable:
-    """The costs of functions, by name, that all take ``args``; the first is the function, options as `cost_table`."""
+    """The costs of functions of ``args``, by name; the first is *the* function. Options are those of `cost_table`."""
     # One trace of each derivative serves the count and the compilation.
     traces = {name: _trace_or_reason(program, *args) for name, program in programs.items()}
     counts = {name: trace if isinstance(trace, str) else _count_or_reason(trace) for name, trace in traces.items()}

@@ -85,7 +85,7 @@ def solve(
     optimization.
     """
     space = raveled(operator, b, name="b")
-    damping = jnp.asarray(damping, space.dtype)  # that of a float64 would not be the dtype of the loop
+    damping = jnp.asarray(damping, space.dtype)  # a float64 damping would change the dtype of the loop
     most = 10 * space.n if max_steps is None else max_steps
     damped = order_convolutions(lambda v: space.apply(v) + damping * v)
     if preconditioner is None:

@@ -108,7 +108,7 @@ def _names(jaxpr, program: Program, units: Sequence[Unit], made) -> dict[Any, st
 def bytes_alive(entries: Sequence[Entry], n_units: int, recomputed: Sequence[int] | None = None) -> list[int]:
     """The bytes on the tape while each unit runs forward and then while each is reversed, without arguments.
 
-    The reversal of each unit recomputes some bytes before it reads them.
+    ``recomputed`` are the bytes that the reversal of each unit recomputes before it reads them.
     """
     own = [entry for entry in entries if entry.made >= 0]
     more = [0] * n_units if recomputed is None else recomputed

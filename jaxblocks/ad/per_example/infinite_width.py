@@ -194,7 +194,8 @@ def _remaining(speed, time, discrete):
     below = speed < 1
     slow = jnp.expm1(time * jnp.log1p(-jnp.where(below, speed, 0)))
     size = jnp.where(below, 1, speed - 1)
-    # For s > 1 the factor (1 - s)^t changes its sign at each step; it has no logarithm, and no real value between them.
-    is_even = (time % 2 == 0) | jnp.isinf(time)
-    sign = jnp.where((speed <= 1) | is_even, 1, jnp.where(time % 2 == 1, -1, jnp.nan)).astype(speed.dtype)
-    return jnp.where(below, slow, sign * size**time - 1)
+    # For s > 1 the factor (1 - s)^t has no logarithm: its sign changes at each step, and between steps it is not real.
+    is_odd, is_whole = time % 2 == 1, jnp.isinf(time) | (time % 1 == 0)
+    fast = jnp.where((speed > 1) & is_odd, -1, 1).astype(speed.dtype) * size**time - 1
+    fast = jnp.where((speed <= 1) | is_whole, fast, jnp.nan)
+    return jnp.where(below, slow, fast)

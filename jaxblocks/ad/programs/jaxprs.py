@@ -363,7 +363,7 @@ def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callabl
     """The rule of a scan, executed iteration by iteration.
 
     ``take(x, i, variable)`` is entry i of a stacked operand x, for a variable of the body, and
-    ``stack(entries, variable)`` a stacked output, for a variable of the scan.
+    ``stack(entries, variable)`` a stacked output, for a variable of the scan. The result has the carries first.
     """
     body, length = as_closed(step.params["jaxpr"]), step.params["length"]
     constants, carry, slices = split_scan_inputs(step.equation, step.operands)

@@ -77,7 +77,7 @@ def choose_parts(arrays: dict, options, implementation: str | None, chunk: int) 
 
 
 def _tile(arrays, options, scores: int, in_block: int) -> tuple[int, ...] | None:
-    """Batch and heads of a tile, or ``None``, from the scores of one head, and those of a block of its queries."""
+    """Batch and heads of a tile, ``None`` where tiles do not help, from the scores of a head and of a block of it."""
     *batch, heads = arrays["q"].shape[:-2]
     known = all(isinstance(n, int) for n in (*batch, heads))
     fewest_scores = _TILED if options.causal or options.window else 2 * _TILED

@@ -149,7 +149,7 @@ def params_of_gates(
 
 
 def check_forget_bias(forget_bias, **biases: bool):
-    """Without a bias the forget bias has no effect; the default 1 is accepted."""
+    """Without a bias the forget bias has no effect; 0 and the default 1 are accepted."""
     biased = any(biases.values()) or forget_bias in (0, 1)
     repair = f"leave {' or '.join(biases)} at True, or omit forget_bias"
     require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)

@@ -200,7 +200,7 @@ def huber_objective(*, knee: PositiveFloat = 1.0) -> Objective:
     def f(x):
         x = _floating(x)
         outside = norm(x) > knee
-        # Each branch gets other numbers where the other one holds: no large number is squared.
+        # Each branch gets harmless numbers where the other one holds, so that no large number is squared.
         length, square = norm(jnp.where(outside, x, 1)), jnp.sum(jnp.where(outside, 0, x) ** 2)
         return jnp.where(outside, knee * (length - knee / 2), square / 2)
 

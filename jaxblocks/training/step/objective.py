@@ -113,7 +113,7 @@ def add_penalty(value, penalty: Callable | None, params):
     own = jnp.asarray(own, value.dtype) if isinstance(own, int | float) else own
     fits = getattr(own, "shape", None) == () and jnp.issubdtype(own.dtype, jnp.floating)
     repair = "return a sum over the params, such as jaxblocks.l2_penalty(params)"
-    require(fits, "penalty(params) to be one real number", own, repair, error=TypeError)
+    require(fits, "penalty(params) to be one real number of floating point", own, repair, error=TypeError)
     return value + jnp.asarray(own).astype(value.dtype)
 
 
