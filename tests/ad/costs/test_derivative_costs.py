@@ -55,6 +55,10 @@ class Clock:
         return run
 
 
+def test_quartiles_of_several_numbers_and_of_one():
+    assert timing.quartiles([5.0, 1.0, 2.0, 4.0, 3.0]) == (2, 3, 4) and timing.quartiles([7.0]) == (7, 7, 7)
+
+
 def test_programs_take_turns_and_short_ones_are_called_several_times(monkeypatch):
     clock = Clock(monkeypatch)
     programs = {"short": clock.program("short", 1e-3), "long": clock.program("long", 20e-3)}

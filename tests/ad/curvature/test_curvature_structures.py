@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 import jaxblocks as jb
 from jaxblocks.ad import StructuredCurvature, as_function, laplace_approximation, solve, structured_curvature
 from jaxblocks.ad.curvature.kronecker_factors import KroneckerFactors
-from jaxblocks.ad.curvature.structures import eigenbases
+from jaxblocks.ad.curvature.structures import Eigenbasis, eigenbases, rotated_eigenvalues
 
 RNG = np.random.default_rng(0)
 
@@ -65,6 +65,13 @@ def close(got, expected):
 
 
 # ---- where KFAC is exact -------------------------------------------------------------------------
+
+
+def test_eigenvalues_in_a_basis_that_is_turned():
+    """The squares of 0.6 and 0.8, by which the first eigenvector is turned, divide its eigenvalue."""
+    turned = jnp.array([[[0.6, -0.8], [0.8, 0.6]]])
+    old = Eigenbasis(None, jnp.eye(2)[None], jnp.array([[[100.0, 0.0]]]))
+    np.testing.assert_allclose(rotated_eigenvalues(old, old._replace(right=turned)), [[[36, 64]]], rtol=1e-6)
 
 
 def test_one_example_and_all_functions_of_the_matrix():
