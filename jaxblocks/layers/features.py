@@ -175,7 +175,7 @@ def knn_predict(
     wide = widen(x)
     examples = examples.astype(wide.dtype)
     if wide.shape[-1] <= 3:  # each distance in its own unit, so that one far example does not make the others vanish
-        distances = norm(wide[..., None, :] - jnp.expand_dims(examples, range(wide.ndim - 1)), -1)
+        distances = norm(_differences(wide, examples), -1)
     else:
         unit = unit_of(jnp.max(jnp.abs(examples), initial=0))
         distances = _squared_distances(divided(wide, unit), divided(examples, unit))
@@ -285,11 +285,16 @@ def RBF(
     return Layer(init, apply)
 
 
+def _differences(x, centers):
+    """(*batch, in) and (centers, in) to (*batch, centers, in)."""
+    return x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))
+
+
 def _squared_distances(x, centers):
     """(*batch, in) and (centers, in) to (*batch, centers), without cancellation of a common offset."""
     centers = centers.astype(x.dtype)
     if x.shape[-1] <= 3:  # differences: exact, and equally fast for so few features
-        return jnp.sum((x[..., None, :] - jnp.expand_dims(centers, range(x.ndim - 1))) ** 2, -1)
+        return jnp.sum(_differences(x, centers) ** 2, -1)
     if at_most(centers.shape[0], 0):  # the mean of no centers is NaN, and with it the gradient of x
         return jnp.zeros((*x.shape[:-1], 0), x.dtype)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
@@ -149,8 +149,9 @@ def GPT2(
 
     if head in ("classes", "token_classes"):
         rate = dropout if classifier_dropout is None else classifier_dropout
-        options: dict[str, Any] = dict(classes=classes, dropout=rate, pad_token=pad_token, kernel_init=initial)
-        return with_classes(encode, parts, head, **options)
+        return with_classes(
+            encode, parts, head, classes=classes, dropout=rate, pad_token=pad_token, kernel_init=initial
+        )
     if head and not tied:
         parts["out"] = Dense(vocab_size, use_bias=False, kernel_init=initial)
 

@@ -247,8 +247,15 @@ def Llama(
         return f.norm(f.blocks(f.scale(x) if scale_embedding else x))
 
     if head != "words":
-        options: dict[str, Any] = dict(classes=classes, dropout=classifier_dropout, pad_token=pad_token)
-        return with_classes(encode, parts, head, kernel_init=linear["kernel_init"], **options)
+        return with_classes(
+            encode,
+            parts,
+            head,
+            classes=classes,
+            dropout=classifier_dropout,
+            pad_token=pad_token,
+            kernel_init=linear["kernel_init"],
+        )
     capped = functools.partial(_soft_cap, cap=logit_soft_cap) if logit_soft_cap else identity
     if tied:
         # A tied table is called twice, and a Serial calls each layer once.

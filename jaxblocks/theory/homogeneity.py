@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.backend.precision import widen
+from jaxblocks.ad.vectors.raveled import common_dtype
+from jaxblocks.backend.precision import wide_dtype
 from jaxblocks.backend.quotients import divide, log, norm, reciprocal, vanishes
 from jaxblocks.checks.errors import require
 from jaxblocks.checks.expectations import checked
@@ -196,8 +197,9 @@ def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     2023, Remark 1.1.
     """
     layers = _dense_layers(params)
-    dtype = jnp.result_type(*jax.tree.leaves(layers))
-    square = lambda layer, *names: sum(jnp.sum(widen(layer[name]) ** 2) for name in names if name in layer)
+    dtype = common_dtype(layers)
+    wide = lambda x: x.astype(wide_dtype(dtype))
+    square = lambda layer, *names: sum(jnp.sum(wide(layer[name]) ** 2) for name in names if name in layer)
     pairs = itertools.pairwise(layers)
     found = [square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs]
     return jnp.asarray(found, dtype)  # empty without hidden layers

@@ -192,6 +192,13 @@ def test_huber_objective_of_large_and_small_vectors():
     assert huber_objective()(3) == 2.5 and huber_objective()(-0.5) == 0.125
 
 
+def test_smoothness_of_params_of_several_dtypes_under_strict_promotion():
+    f = lambda x: jnp.sum(x["a"].astype(jnp.float32) ** 2) + 5 * jnp.sum(x["b"] ** 2)
+    with jax.numpy_dtype_promotion("strict"):
+        found = smoothness(f, {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(1)})
+    np.testing.assert_allclose(found, 10, rtol=1e-6)
+
+
 def test_smoothness_of_the_objectives(x64):
     """L is the largest curvature: everywhere for quadratics, where all logits are 0 for the logistic loss."""
     objective, start = problem("logistic")

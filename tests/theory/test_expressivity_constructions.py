@@ -451,6 +451,9 @@ def test_norm_differences_of_half_precision(dtype):
     found = norm_differences(params)
     assert found.dtype == dtype
     np.testing.assert_array_equal(np.float64(found), [np.float64(jnp.asarray(200.0**2 - 208.0**2, dtype))])
+    mixed = params[0] | {"kernel": params[0]["kernel"].astype(jnp.float32)}, *params[1:]
+    with jax.numpy_dtype_promotion("strict"):
+        np.testing.assert_array_equal(norm_differences(mixed), [200.0**2 - 208.0**2])
     without_hidden = norm_differences(params[:1])
     assert (without_hidden.shape, without_hidden.dtype) == ((0,), dtype)
 

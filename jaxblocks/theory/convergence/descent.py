@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.ad.vectors.raveled import as_vector
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import describe, require
 from jaxblocks.checks.expectations import PositiveInt, checked
@@ -281,7 +281,7 @@ def _minimizer(known, start):
 
 def _norm(tree):
     """The norm of all leaves together, in their widest dtype."""
-    return norm(ravel_pytree(tree)[0])
+    return norm(as_vector(tree)[0])
 
 
 def _is_informative(bound):

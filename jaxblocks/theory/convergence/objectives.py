@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.programs.arguments import as_point, scalar_valued
+from jaxblocks.ad.vectors.raveled import as_vector
 from jaxblocks.backend.precision import full_precision
 from jaxblocks.backend.quotients import norm
 from jaxblocks.checks.errors import require
@@ -220,7 +220,7 @@ def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
     Array(10., dtype=float32)
     """
     x = as_point(x)
-    flat, unravel = ravel_pytree(x)
+    flat, unravel = as_vector(x)
     f = scalar_valued(f)
     hessian = jax.hessian(lambda v: f(unravel(v)))
     largest = lambda flat: jnp.max(jnp.abs(jnp.linalg.eigvalsh(hessian(flat))), initial=0)  # of no entries, 0
