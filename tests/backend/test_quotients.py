@@ -86,6 +86,14 @@ def test_powers_of_entries_do_not_overflow(dtype, order):
     assert norm(jnp.asarray([-jnp.inf, 1], dtype), 0, order) == jnp.inf
 
 
+def test_sums_of_many_powers_do_not_overflow_in_half_precision():
+    for n, order in ((6000, 4), (20_000, 2)):
+        found = norm(jnp.full(n, 1.9, jnp.float16), order=order)
+        assert found.dtype == jnp.float16
+        expected = float(np.float16(1.9)) * n ** (1 / order)
+        np.testing.assert_allclose(found, expected, rtol=float(jnp.finfo(jnp.float16).eps))
+
+
 def test_an_empty_norm_is_zero():
     assert [float(norm(jnp.zeros(0), order=order)) for order in (1, 2, 100, np.inf)] == [0] * 4
 

@@ -93,6 +93,9 @@ def test_the_capacity_is_not_rounded_up_for_the_rounding_of_its_factor():
     kernel = np.float32([[1, *[0] * 9]])
     y, _ = compiled(net.apply)({"experts": (), "router": {"kernel": kernel}}, x)
     assert (y != 0).sum() == 11
+    least = MixtureOfExperts(jb.identity, 10, top_k=1, capacity_factor=1e-9)
+    y, _ = compiled(least.apply)({"experts": (), "router": {"kernel": kernel}}, x)
+    assert (y != 0).sum() == 1
 
 
 def test_each_expert_has_its_own_random_numbers():

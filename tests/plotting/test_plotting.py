@@ -147,6 +147,7 @@ def test_large_matrix_has_a_color_bar_instead_of_text(ax):
 
 def test_tiles_without_pixels_and_with_pixels_that_are_not_finite(ax):
     plotting.tiles(np.zeros((2, 0, 2)), ax)
+    plotting.tiles(np.full((1, 2, 2), np.inf), ax)
     drawn = plotting.tiles(np.array([[[np.nan, 1.0], [2.0, 3.0]]]), ax, columns=1).images[-1].get_array()
     np.testing.assert_array_equal(drawn[1:3, 1:3].filled(-1), [[-1, 0], [0.5, 1]])
 
@@ -373,6 +374,11 @@ def test_contact_sheet_shows_every_picture(tmp_path):
         (
             lambda ax: plotting.diagram({"a": (0, 0)}, [("a", "b")], ax),
             r"a place for each box of an arrow, got none for \['b'\]",
+            lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [("a", "b")], ax),
+        ),
+        (
+            lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [5], ax),
+            r"arrows \(from, to\) or \(from, to, label\), got \[5\]",
             lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [("a", "b")], ax),
         ),
         (
