@@ -149,11 +149,11 @@ for name, net in nets.items():
     fitted = jb.fit(
         net,
         jb.softmax_cross_entropy,
-        optax.adam(5e-3),
+        optax.adam(8e-3),
         (placed(images[:1000], 0), digits[:1000]),
         key=jax.random.key(0),
         batch_size=50,
-        steps=250,
+        steps=125,
         progress=False,
     )
     predict = jax.jit(lambda x, p=fitted.params, f=net.apply: f(p, x).argmax(-1))

@@ -238,7 +238,7 @@ def tables(key, n):
 
 
 reader = jb.Serial(jb.Attention(1), lambda h: h[..., -1, :], jb.Dense(2))
-optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
+optimizer = optax.adam(optax.cosine_decay_schedule(3e-2, 400))
 
 
 @jax.jit
@@ -256,7 +256,7 @@ def train(key):
         return (optax.apply_updates(params, updates), state), value
 
     carry = params, optimizer.init(params)
-    (params, _), losses = jax.lax.scan(step, carry, jnp.arange(1500))
+    (params, _), losses = jax.lax.scan(step, carry, jnp.arange(400))
     return params, losses
 
 
@@ -287,10 +287,10 @@ assert (errors < 0.05).all() and (right_entry > 0.98).all()
 # cosine with it is above 0.99 in all three nets.
 
 # %%
-smooth = losses.reshape(3, 30, 50).mean(2)
+smooth = losses.reshape(3, 20, 20).mean(2)
 figure, (left, right) = plt.subplots(1, 2, figsize=(6.5, 3), layout="constrained")
 plotting.curves(
-    np.arange(25, 1500, 50), {f"net {i + 1}": one for i, one in enumerate(smooth)}, left
+    np.arange(10, 400, 20), {f"net {i + 1}": one for i, one in enumerate(smooth)}, left
 )
 left.set(xlabel="step", ylabel="loss", yscale="log")
 plotting.matrix(attended[0, :8], right, numbers="", columns=[*"12345", "?"])

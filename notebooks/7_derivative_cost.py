@@ -487,7 +487,7 @@ def make(depth, checkpoint=None):
     return energy, jax.eval_shape(deep.init, key, h)  # shapes suffice
 
 
-curve = memory_curve(make, (16, 64, 256), checkpoints=("sqrt",))
+curve = memory_curve(make, (16, 128), checkpoints=("sqrt",))
 assert curve.growth("jvp") == 0 and 0.9 < curve.growth("gradient") < 1.1
 assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6
 figure, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")

@@ -299,7 +299,7 @@ assert np.allclose(
 # other. By section 2 the net tends to the conditional mean, if it can represent it and the optimizer finds it; neither
 # is guaranteed.
 #
-# The same net is trained twice, with 600 and with 6,000 steps.
+# The same net is trained twice, with 400 and with 2,000 steps.
 
 
 # %%
@@ -320,8 +320,8 @@ def trained(steps):
     fitted = jb.fit(
         DenoisingLoss(net, schedule, "eps"),
         lambda losses, y: losses,
-        optax.adam(optax.cosine_decay_schedule(5e-3, steps)),
-        (x0, None),
+        optax.adam(optax.cosine_decay_schedule(1e-2, steps)),
+        (jnp.asarray(x0), None),
         key=jax.random.key(4),
         batch_size=256,
         steps=steps,
@@ -331,12 +331,13 @@ def trained(steps):
     return jax.jit(lambda x, t: net.apply(params, x, time=t))
 
 
-nets = {f"{steps} steps": trained(steps) for steps in (600, 6000)}
-learned = nets["6000 steps"]
+nets = {f"{steps} steps": trained(steps) for steps in (400, 2000)}
+learned = nets["2000 steps"]
 
 # %% [markdown]
-# The excess loss, $E(m - f)^2$, at three times, and the predictions themselves. The net with 600 steps is close to the
-# conditional mean where data are frequent, and misses the middle component at small $t$.
+# The excess loss, $E(m - f)^2$, at three times, and the predictions themselves. At $t = 0.2$ and $0.5$
+# both nets are close to the conditional mean. At $t = 0.1$ the one with 400 steps is close where data are frequent, and
+# misses the middle component: its excess is more than five times that of the other.
 
 # %%
 shown = (0.1, 0.2, 0.5)
@@ -360,8 +361,9 @@ axes[0].set_ylabel("prediction of the noise")
 figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
 for time, of_nets in excess.items():
     print(f"t = {time}:", {name: round(value, 4) for name, value in of_nets.items()})
-    assert of_nets["6000 steps"] < of_nets["600 steps"]
-    assert of_nets["6000 steps"] < 0.02
+    assert of_nets["2000 steps"] < 0.02
+assert excess[0.1]["400 steps"] > 5 * excess[0.1]["2000 steps"]
+assert max(excess[0.2]["400 steps"], excess[0.5]["400 steps"]) < 0.01
 
 # %% [markdown]
 # **Exercise 4.** A net predicts $\varepsilon$. Complete the function that turns its prediction into one of
@@ -441,8 +443,8 @@ legend = right.legend(frameon=False, loc="upper center")
 # %% [markdown]
 # Are these samples of the data distribution? Three numbers: the distance of section 1; the share of samples in $(0.3,
 # 0.7)$, which contains most of the middle component; the share in the gap $(0.75, 1.05)$. The variance is printed too,
-# because it is what one is tempted to check: that of the net with 600 steps is right to 2 %, and its middle component
-# has only a third of the samples that it should have.
+# because it is what one is tempted to check: that of the net with 400 steps is right to 2 %, and its middle component
+# has only about a third of the samples that it should have.
 
 # %%
 within = lambda x, low, high: float(np.mean((x > low) & (x < high)))
@@ -469,7 +471,7 @@ print(f"data: middle {exact_shares[0]:.3f}, gap {exact_shares[1]:.3f}")
 
 @jax.jit
 def sample_short(start, key):
-    f = lambda x, t: nets["600 steps"](x, t)
+    f = lambda x, t: nets["400 steps"](x, t)
     return ancestral(f, start, grid, schedule, "eps", key=key)
 
 
@@ -478,8 +480,8 @@ def sample_exact(start, key):
     return ancestral(best, start, grid, schedule, "eps", key=key)
 
 
-short = report("net, 600 steps", np.asarray(sample_short(start, jax.random.key(7))))
-long = report("net, 6000 steps", random_paths[-1])
+short = report("net, 400 steps", np.asarray(sample_short(start, jax.random.key(7))))
+long = report("net, 2000 steps", random_paths[-1])
 ideal = report("exact denoiser", np.asarray(sample_exact(start, jax.random.key(7))))
 assert abs(short["variance"] - 1) < 0.02  # passes
 assert short["middle"] < 0.5 * exact_shares[0] and short["distance"] > 0.05  # fails
@@ -557,7 +559,7 @@ plotting.curves(line, {"data": density(line[:, None], 0.0)}, right)
 right.set(xlabel="x at t = 0", ylabel="density", xlim=(-2.5, 2.5))
 right.legend(frameon=False, loc="upper center")
 print(f"data: middle {exact_shares[0]:.3f}, gap {exact_shares[1]:.3f}")
-by_flow = report("net, 6000 steps, flow", smooth_paths[-1])
+by_flow = report("net, 2000 steps, flow", smooth_paths[-1])
 assert by_flow["distance"] < 0.04 and abs(by_flow["middle"] - exact_shares[0]) < 0.03
 assert by_flow["gap"] < 0.04
 
@@ -579,7 +581,7 @@ nine = jnp.linspace(-2, 2, 9)[:, None]
 first, last = (jax.jit(lambda t: single.at(t, schedule))(t) for t in (1.0, 0.0))
 deviations = (nine - np.asarray(first.means)) / np.sqrt(np.ravel(first.variances))
 exact_end = np.asarray(last.means) + deviations * np.sqrt(np.ravel(last.variances))
-counts = (8, 16, 32, 64)
+counts = (16, 32, 64)
 grids = [times(schedule, n) for n in counts]
 orders = {ddim: 1, euler: 1, heun: 2, dpm_solver_pp_2m: 2}
 predict_single = single.predictor(schedule, "eps")
@@ -745,11 +747,11 @@ digit_net = jb.Wire(forward, net=jb.MLP(256, 256, 256, 64, activation=jb.silu))
 fitted = jb.fit(
     DenoisingLoss(digit_net, schedule, "v"),
     lambda losses, y: losses,
-    optax.adam(optax.cosine_decay_schedule(2e-3, 1500)),
-    (train, train),
+    optax.adam(optax.cosine_decay_schedule(4e-3, 600)),
+    (jnp.asarray(train), None),
     key=jax.random.key(1),
     batch_size=128,
-    steps=1500,
+    steps=600,
     progress=False,
 )
 digit_params = fitted.params["net"]
@@ -786,7 +788,7 @@ assert np.median(gaps.min(1)) > np.median(test_gaps)
 # **maximum mean discrepancy** (Gretton et al. 2012) of two distributions is zero only if they are equal; its value for
 # two sets of real digits is the scale, since that of finite samples is never exactly zero. A classifier tells how often
 # each digit occurs. The result of this one run: the samples are much nearer to the real digits than noise is, and about
-# twice as far as real digits are from each other; all ten digits occur, but not equally often.
+# one and a half times as far as real digits are from each other; all ten digits occur, but not equally often.
 
 
 # %%
@@ -800,10 +802,10 @@ classifier = jb.MLP(128, 10)
 read = jb.fit(
     classifier,
     jb.softmax_cross_entropy,
-    optax.adam(2e-3),
-    (train, labels[:1400]),
+    optax.adam(5e-3),
+    (jnp.asarray(train), jnp.asarray(labels[:1400])),
     key=jax.random.key(0),
-    epochs=40,
+    epochs=10,
     progress=False,
 )
 predict = jax.jit(lambda x: classifier.apply(read.params, x).argmax(-1))
@@ -817,7 +819,7 @@ print(
     f"classifier: {accuracy:.1%} correct; shares of the digits {digit_shares.round(2)}"
 )
 assert accuracy > 0.95 and 0.03 < digit_shares.min() < 0.14 < digit_shares.max()
-assert 1.5 * scale < close < 3 * scale < far / 20
+assert 1.2 * scale < close < 3 * scale < far / 20
 
 # %% [markdown]
 # **Exercise 8.** A sampler that returns training images with a little noise would pass a comparison of distributions.
