@@ -212,7 +212,7 @@ def _small_pictures():
     save = Figure.savefig
 
     def save_small(figure, path, **options):
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # with an engine, even "none", `savefig` draws twice
         save(figure, path, **options | {"dpi": 60})
         assert small_texts(figure) == []
 
