@@ -6,6 +6,7 @@ model of transformers, or be refused by a sentence that names the field.
 """
 
 import collections
+import copy
 import importlib
 import inspect
 import json
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from jaxblocks import StatefulLayer, interop, side_inputs
-from jaxblocks.interop.families.family import ACTIVATIONS
+from jaxblocks.interop.families.family import ACTIVATIONS, Config
 from jaxblocks.layers.attention import dot_product, scores
 from jaxblocks.layers.combinators import unstack_repeats
 from tests.interop.test_interop_transformers import (
@@ -38,6 +39,7 @@ from tests.interop.test_interop_transformers import (
     TOKENS,
     outputs_of,
     reference,
+    same_files,
     transformers,
 )
 
@@ -180,6 +182,9 @@ ROPES = [
     ROPE | dict(partial_rotary_factor=0.5),
 ]
 ROPES_OF_MOST = [ROPES[3] | dict(rope_theta=50.0)]
+# The sizes that would be large: all that these dicts omit has the default of transformers, not the value beside them.
+TOWER = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+GRID = TOWER | dict(image_size=8, patch_size=4)
 # Spellings of other versions: transformers reads them, though no class declares them.
 OLD = {
     "rope_scaling": [dict(type="linear", factor=2.0), ROPES[4]],
@@ -193,10 +198,18 @@ OLD = {
     "hidden_dropout": [0.25],
     "token_classification_bias": [False],
     "head_dim": [8],
-    "text_config_dict": [dict(num_attention_heads=4), dict(hidden_act="relu", hidden_size=8)],
-    "vision_config_dict": [dict(num_attention_heads=1), dict(layer_norm_eps=0.1)],
+    "text_config_dict": [TOWER | dict(num_attention_heads=4), TOWER | dict(hidden_act="relu")],
+    "vision_config_dict": [GRID | dict(num_attention_heads=1), GRID | dict(layer_norm_eps=0.1)],
 }
-NUMBERS_OF_STATE = ("transformers_version", "architectures", "dtype", "label2id", "problem_type", "id2label")
+NUMBERS_OF_STATE = (
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "label2id",
+    "problem_type",
+    "id2label",
+    "return_dict",
+)
 
 
 def values_for(name, value, annotation, ropes):
@@ -251,21 +264,25 @@ def changes_of(config_class, base, ropes, inside=()):
 def changed(base, path, value):
     """A configuration with one change. A new spelling that says the same takes the place of the old one."""
     *outer, name = path
-    copy = json.loads(json.dumps(base))
-    inner = copy
+    config = json.loads(json.dumps(base))
+    inner = config
     for key in outer:
         inner = inner[key]
     inner[name] = json.loads(json.dumps(value))  # transformers changes what it is given
-    return copy
+    return config
 
 
 # ---- dropout ---------------------------------------------------------------------------------
 
 
 def dropout_there(module, inputs):
-    """How often each rate is applied to an array of a shape (its sizes in order), in training."""
+    """How often each rate is applied to an array of a shape (its sizes in order), in training without pieces."""
     import torch
 
+    module = copy.deepcopy(module)  # training changes running statistics
+    for part in module.modules():
+        if hasattr(part, "chunk_size_feed_forward"):
+            part.chunk_size_feed_forward = 0
     found, plain = collections.Counter(), torch.nn.functional.dropout
 
     def record(x, p=0.5, training=True, inplace=False):
@@ -275,7 +292,6 @@ def dropout_there(module, inputs):
 
     with mock.patch("torch.nn.functional.dropout", record):
         outputs_of(module.train(), **inputs)
-    module.eval()
     return found
 
 
@@ -335,11 +351,10 @@ def compared(name, here, there):
 
 
 def evaluated(net, trees, inputs):
-    # Operation by operation, without loops: a compilation for each changed configuration would take minutes.
-    with jax.disable_jit(), jax.debug_nans(False), jax.debug_key_reuse(False):
-        if not isinstance(net, StatefulLayer):
-            return net.apply(unstack_repeats(net, trees), *inputs)
-    return jax.jit(net.apply)(*trees, *inputs)[0]
+    with jax.debug_nans(False), jax.debug_key_reuse(False):
+        if isinstance(net, StatefulLayer):
+            return jax.jit(net.apply)(*trees, *inputs)[0]
+        return jax.jit(net.apply)(trees, *inputs)
 
 
 class _Model:
@@ -352,6 +367,7 @@ class _Model:
         self.inputs = inputs
         self.outputs = outputs_of(self.module, **inputs)
         self.outputs.to_tuple()  # not admissible without names
+        self.dropout = dropout_there(self.module, inputs)
 
     def shapes(self):
         return tuple((name, *x.shape) for name, x in self.module.named_parameters())
@@ -359,6 +375,22 @@ class _Model:
 
 def without_rates(net):
     return re.sub(r", \w*dropout=[\d.]+|\w*dropout=[\d.]+, ", "", repr(net))
+
+
+def halves(changes):
+    middle = len(changes) // 2
+    return (changes[:middle], changes[middle:]) if middle else ()
+
+
+def keys_read(values):
+    """The net, and the keys of the configuration that were looked up for it."""
+    found, looks = set(), ("get", "__getitem__", "__contains__")
+
+    def recorded(look):
+        return lambda config, name, *default: found.add(name) or look(config, name, *default)
+
+    with mock.patch.multiple(Config, create=True, **{look: recorded(getattr(dict, look)) for look in looks}):
+        return interop.build(values), found
 
 
 class _Comparison:
@@ -371,28 +403,41 @@ class _Comparison:
         self.config_class = getattr(transformers, name).config_class
         start = _Model(transformers, name, self.config_class(**base).to_dict(), self.inputs).module.config
         self.start = json.loads(start.to_json_string(use_diff=False)) | dict(architectures=[name])
-        self.net = repr(interop.build(self.start))
-        self.wrong, self.known, self.params, self.outputs = [], {}, {}, {}
+        net, self.keys = keys_read(self.start)
+        self.net = repr(net)
+        self.wrong, self.nets, self.models, self.known, self.params, self.outputs = [], {}, {}, {}, {}, {}
 
-    def built(self, change):
-        """The net with one change; ``None`` where it is refused, which must be by a sentence with the name."""
+    def built(self, changes):
+        """The net with changes, built once, or the error that refuses them."""
+        text = json.dumps(self.changed(changes))
+        if text not in self.nets:
+            try:
+                self.nets[text] = interop.build(json.loads(text))
+            except ValueError as error:
+                self.nets[text] = error
+        return self.nets[text]
+
+    def reads(self, change):
+        """Whether one change makes another net; ``None`` where it is refused, by a sentence that must name it."""
         path, _ = change
-        values = self.changed([change])
-        try:
-            return interop.build(values)
-        except ValueError as error:
-            names = (*path, self.config_class.attribute_map.get(path[-1], path[-1]))
-            if not any(key in str(error) for key in names) and self.model(values):
-                self.wrong.append(f"{change}: refused without its name: {error}")
+        names = (*path, self.config_class.attribute_map.get(path[-1], path[-1]))
+        if not self.keys & {*names}:
+            return False
+        net = self.built([change])
+        if not isinstance(net, ValueError):
+            return repr(net) != self.net
+        if not any(key in str(net) for key in names) and self.model([change]):
+            self.wrong.append(f"{change}: refused without its name: {net}")
 
     def fields_of_the_head(self):
         """Those in the source of what is around the base model, and the activation, which may be a fixed one there."""
-        model = self.model(self.start).module
+        model = self.model([]).module
         classes = lambda modules: {parent for module in modules for parent in type(module).__mro__}
         kinds = classes(model.modules()) - classes(model.base_model.modules())
         source = "".join(inspect.getsource(kind) for kind in kinds if kind.__module__.startswith("transformers"))
-        named = re.findall(r'config(?:\.|, ")(\w+)', source)
-        return {*named, "num_labels", "hidden_act", "activation", "hidden_activation"}
+        named = {*re.findall(r'config(?:\.|, ")(\w+)', source), "num_labels", "hidden_act", "activation"}
+        alias = self.config_class.attribute_map
+        return {alias.get(name, name) for name in named | {"hidden_activation"}} | {"num_labels"}
 
     def changed(self, changes):
         values = self.start
@@ -400,38 +445,55 @@ class _Comparison:
             values = changed(values, path, value)
         return values
 
-    def model(self, values):
-        """``None`` where the values are not admissible."""
-        try:
-            return _Model(self.transformers, self.name, json.loads(json.dumps(values)), self.inputs)
-        except Exception:
-            return None
+    def model(self, changes):
+        """The model with changes, made once; ``None`` where they are not admissible."""
+        text = json.dumps(self.changed(changes))
+        if text not in self.models:
+            try:
+                self.models[text] = _Model(self.transformers, self.name, json.loads(text), self.inputs)
+            except Exception:
+                self.models[text] = None
+        return self.models[text]
+
+    def admitted(self, changes):
+        """The changes that both sides admit, in few groups: all at once, or what is left of two halves, joined."""
+        if not isinstance(self.built(changes), ValueError) and self.model(changes):
+            return [changes]
+        groups = []
+        for half in halves(changes):
+            for group in self.admitted(half):
+                joined = groups[-1] + group if groups else []
+                if groups and not isinstance(self.built(joined), ValueError) and self.model(joined):
+                    groups[-1] = joined
+                else:
+                    groups.append(group)
+        return groups
 
     def check(self, changes):
-        """The changes whose outputs were compared: all at once where both sides admit them, else in two halves."""
-        halves = (changes[: len(changes) // 2], changes[len(changes) // 2 :]) if len(changes) > 1 else ()
-        values = self.changed(changes)
-        try:
-            net = interop.build(values)
-        except ValueError:
-            net = None
-        model = self.model(values) if net else None
-        if model is None:
-            return [change for half in halves for change in self.check(half)]
-        try:
-            found = self.difference(net, model, values, {path[-1]: value for path, value in changes})
-        except Exception as error:  # a fault of the net, with the change that shows it
-            found = f"{type(error).__name__}: {str(error)[:300]}"
-        if found:
-            before = len(self.wrong)
-            for half in halves:
-                self.check(half)
-            if len(self.wrong) == before:
-                self.wrong.append(f"{changes}: {found}")
-        return changes
+        """The changes whose outputs were compared: together, and alone where the others hide them."""
+        groups = self.admitted(changes)
+        for group in groups:
+            net = self.built(group)
+            try:
+                found = self.difference(net, group)
+            except Exception as error:  # a fault of the net, with the change that shows it
+                found = f"{type(error).__name__}: {str(error)[:300]}"
+            if found:
+                before = len(self.wrong)
+                for half in halves(group):
+                    self.check(half)
+                if len(self.wrong) == before:
+                    self.wrong.append(f"{group}: {found}")
+            words = [change for change in group if type(change[1]) not in (int, float)]
+            for change in words if len(group) > 1 else ():
+                others = [each for each in group if each is not change]
+                if self.reads(change) and repr(self.built(others)) == repr(net):
+                    self.check([change])
+        return [change for group in groups for change in group]
 
-    def difference(self, net, model, values, new):
-        """What differs, in words; ``new`` are the changed fields."""
+    def difference(self, net, changes):
+        """What differs, in words."""
+        model, new = self.model(changes), {path[-1]: value for path, value in changes}
         given, shapes = self.own_inputs, model.shapes()
         if "patch_size" in new:  # what patches do not fill is cut off there, and rejected here
             size = 8 // new["patch_size"] * new["patch_size"]
@@ -446,8 +508,10 @@ class _Comparison:
             off = np.inf
         if not off < 1e-5:
             model.module.save_pretrained(self.folder)
-            (self.folder / "config.json").write_text(json.dumps(values))
+            (self.folder / "config.json").write_text(json.dumps(self.changed(changes)))
             loaded = interop.load(self.folder)
+            interop.save(self.folder / "again", loaded.net, loaded.params, like=self.folder)
+            same_files(self.folder / "again", self.folder)
             trees, _ = loaded.params, self.params.setdefault(shapes, loaded.params)
             self.outputs[same] = evaluated(loaded.net, trees, given)
             off = difference(self.name, self.outputs[same], model.outputs)
@@ -455,10 +519,10 @@ class _Comparison:
             return f"outputs off by {off:.1e}"
         if repr(net) not in self.known:
             self.known[repr(net)] = dropout_here(net, trees, given)
-        # Pieces have other shapes and the same rates, and in the trace some loops are traced once.
+        # In the trace some loops are traced once.
         kind = set if any("layers" in name for name in new) else collections.Counter
-        here, there = kind(self.known[repr(net)]), kind(dropout_there(model.module, self.inputs))
-        if "chunk_size_feed_forward" not in new and here != there:
+        here, there = kind(self.known[repr(net)]), kind(model.dropout)
+        if here != there:
             return f"dropout here {dict(here - there)}, there {dict(there - here)}"
         return ""
 
@@ -469,28 +533,23 @@ def test_no_field_is_ignored(name, transformers, tmp_path, monkeypatch):
     # One operation for a depthwise convolution; the form of CPUs has some for each entry of a kernel.
     monkeypatch.setattr(convolutions, "platform", lambda: "gpu")
     comparison = _Comparison(transformers, name, tmp_path)
-    assert comparison.check([]) == [] and not comparison.wrong, comparison.wrong
     ropes = ROPES if name.startswith(("Llama", "Phi3", "Gemma3")) else ROPES_OF_MOST
     alias = comparison.config_class.attribute_map
-    is_number = lambda change: type(change[1]) in (int, float)
-    needed = lambda value: name in FIRST and (type(value) not in (int, float) or value == 0)
-    inert, read = collections.defaultdict(list), collections.defaultdict(list)
+    needed = lambda change: (
+        name in FIRST and (type(change[1]) not in (int, float) or change[1] == 0) and comparison.reads(change)
+    )
+    tried = collections.defaultdict(list)
     of_head = None if name in FIRST else comparison.fields_of_the_head()
     for path, value in changes_of(comparison.config_class, FAMILIES[name][0], ropes):
-        if of_head and not of_head & {path[-1], alias.get(path[-1])}:
+        if of_head and (path[-1] not in of_head or path[-1] in alias):
             continue
-        net = comparison.built((path, value))
-        has_meaning = repr(net) != comparison.net or path == ("chunk_size_feed_forward",)
-        if net:
-            (read if has_meaning else inert)[*path[:-1], alias.get(path[-1], path[-1])].append((path, value))
-    for values in (inert, read):
-        while any(values.values()):
-            group = [changes.pop(0) for changes in values.values() if changes]
-            alone = [change for change in group if values is read and name in FIRST and not is_number(change)]
-            together = [change for change in group if change not in alone]
-            done = {path for each in (together, *([change] for change in alone)) for path, _ in comparison.check(each)}
-            for own, changes in values.items():  # where a value has been compared, not all of the others
-                values[own] = [each for each in changes if each[0] not in done or (values is read and needed(each[1]))]
+        if comparison.reads((path, value)) is not None:
+            tried[*path[:-1], alias.get(path[-1], path[-1])].append((path, value))
+    assert tried
+    while any(tried.values()):
+        done = {path for path, _ in comparison.check([changes.pop(0) for changes in tried.values() if changes])}
+        for own, changes in tried.items():  # where a value has been compared, not all of the others
+            tried[own] = [each for each in changes if each[0] not in done or needed(each)]
     assert not comparison.wrong, "\n".join(comparison.wrong)
 
 
@@ -499,7 +558,7 @@ def test_activations_are_those_of_transformers(transformers):
     import torch
     from transformers.activations import ACT2FN
 
-    x = np.linspace(-4, 4, 81, dtype=np.float32)
-    for name in ACTIVATIONS.keys() & ACT2FN.keys():
+    x, names = np.linspace(-4, 4, 81, dtype=np.float32), sorted(ACTIVATIONS.keys() & ACT2FN.keys())
+    for name, found in zip(names, jax.jit(lambda x: [ACTIVATIONS[one](x) for one in names])(x), strict=True):
         expected = ACT2FN[name](torch.tensor(x)).numpy()
-        np.testing.assert_allclose(ACTIVATIONS[name](x), expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -138,11 +138,11 @@ def pieces_agree(decoder, params, tokens, expected, size):
 
 @pytest.mark.parametrize("family", [name for name in DECODERS if name not in SELDOM])
 def test_decoders(family, transformers, tmp_path):
+    """With a cache; test_interop_configurations.py compares them without one."""
     name, options = DECODERS[family]
     module = reference(transformers, name, **options)
     expected = outputs_of(module, input_ids=TOKENS)[0]  # logits, or the features of a base model
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
-    close(jax.jit(net.apply)(params, TOKENS), expected)
     pieces_agree(interop.build(tmp_path / "theirs", cache=9), params, TOKENS, expected, 3)
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
@@ -244,20 +244,16 @@ MODERN = dict(vocab_size=32, hidden_size=8, num_hidden_layers=4, num_attention_h
 MODERN |= dict(local_attention=4, norm_eps=1e-3) | {
     f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")
 }
-# Of the classes that test_interop_configurations.py does not compare, and of each set of names.
+# With a mask, for each set of names, and the classes that test_interop_configurations.py does not compare.
 ENCODERS = {
-    "ModernBertModel": MODERN,
     "ModernBertForSequenceClassification": MODERN | LABELS | dict(classifier_pooling="mean"),
     "ModernBertForQuestionAnswering": MODERN | dict(layer_types=["sliding_attention"] * 4),
-    "BertModel": SMALL,
     "RobertaForTokenClassification": SMALL | LABELS,
     "XLMRobertaForMaskedLM": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "CamembertForSequenceClassification": SMALL | dict(type_vocab_size=1, pad_token_id=1),
     "BertForQuestionAnswering": SMALL | dict(hidden_act="gelu_new"),
-    "MPNetModel": SMALL,
     "MPNetForMaskedLM": SMALL,
     "ElectraForPreTraining": SMALL | dict(embedding_size=6, hidden_act="relu"),
-    "ElectraForMaskedLM": SMALL | dict(embedding_size=6),
     "DistilBertForMaskedLM": DISTILLED,
 }
 
@@ -286,7 +282,7 @@ def test_encoders(name, transformers, tmp_path):
 PATCHES = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=8)
 PATCHES |= dict(patch_size=4) | LABELS
 DINO = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4, mlp_ratio=3)
-STAGES = dict(depths=[2, 1, 2]) | LABELS
+STAGES = dict(depths=[2, 2]) | LABELS
 IMAGES = {
     "ViT, features": ("ViTModel", PATCHES | dict(qkv_bias=False)),
     "DeiT, teacher": ("DeiTForImageClassificationWithTeacher", PATCHES),
@@ -299,7 +295,7 @@ IMAGES = {
     "ResNet, bottleneck": (
         "ResNetForImageClassification",
         STAGES
-        | dict(embedding_size=8, hidden_sizes=[8, 12, 16], downsample_in_first_stage=True)
+        | dict(embedding_size=8, hidden_sizes=[8, 12], downsample_in_first_stage=True)
         | dict(downsample_in_bottleneck=True),
     ),
 }
@@ -309,7 +305,7 @@ IMAGES = {
 def test_image_models(family, transformers, tmp_path):
     name, options = IMAGES[family]
     module = reference(transformers, name, **options)
-    size = options.get("image_size", 24)
+    size = options.get("image_size", 16)
     images = np.random.default_rng(0).normal(size=(2, size, size, 3)).astype(np.float32)
     expected = outputs_of(module, pixel_values=images.transpose(0, 3, 1, 2)).to_tuple()
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))

@@ -13,7 +13,8 @@ import pytest
 from cases import for_each
 from compiled import compiled
 
-from jaxblocks import GRU, Dense, Embedding, Layer, Serial, StatefulLayer
+from jaxblocks import GRU, Attention, CachedAttention, Dense, Embedding, Layer, Serial, StatefulLayer
+from jaxblocks.layers import rotary
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
@@ -199,11 +200,20 @@ def test_top_p_keeps_the_first_of_equal_tokens_and_min_p_those_near_the_likelies
 
 # ---- generation ------------------------------------------------------------------------------
 
+
+def one_attention(cache=None, vocab_size=13):
+    """The smallest model with a cache, of which most tests generate."""
+    layer = Attention(2, causal=True, positions=rotary)
+    layer = layer if cache is None else CachedAttention(layer, cache)
+    return Serial(tokens=Embedding(vocab_size, 8), attention=layer, out=Dense(vocab_size))
+
+
 SIZES = dict(vocab_size=13, heads=2, features=8)
 OF_GPT2, OF_LLAMA = SIZES | dict(layers=1, max_length=20), SIZES | dict(layers=2, kv_heads=1, hidden=12)
 MODELS = {
     "GPT2": (GPT2(**OF_GPT2), GPT2(**OF_GPT2, cache=18)),
     "Llama": (Llama(**OF_LLAMA), Llama(**OF_LLAMA, cache=18)),
+    "attention": (one_attention(), one_attention(18)),
     "RecurrentLM": (
         RecurrentLM(vocab_size=13, features=8),
         RecurrentLM(vocab_size=13, features=8, stateful=True),
@@ -216,14 +226,14 @@ LENGTHS = np.array([6, 1, 4], np.int32)
 SAMPLED = dict(steps=8, temperature=1.3, top_k=9, top_p=0.95, min_p=0.05, stop=12)
 
 
-def confident(net, *inputs):
+def confident(net, *inputs, deviation=4):
     """Params with large logits, so that samples depend on the prompt; drawn by NumPy, since `init` compiles long."""
     rng = np.random.default_rng(5)
     shapes = jax.eval_shape(net.init, jax.random.key(5), *inputs)
 
     def made(path, x):
         if x.ndim > 1 and x.shape[-2] > 2:
-            return rng.normal(0, 4 / math.sqrt(x.shape[-1]), x.shape).astype(np.float32)
+            return rng.normal(0, deviation / math.sqrt(x.shape[-1]), x.shape).astype(np.float32)
         return np.full(x.shape, "scale" in str(path[-1]), np.float32)
 
     return jax.tree_util.tree_map_with_path(made, shapes)
@@ -258,8 +268,8 @@ def test_generation_is_the_same_with_and_without_cache(name):
 
 def test_greedy_generation_matches_the_reference():
     """Without cache; with cache and a stop token; and for a single prompt without batch axis."""
-    net, cached = MODELS["Llama"]
-    params = confident(net, PROMPTS)
+    net, cached = MODELS["attention"]
+    params = confident(net, PROMPTS, deviation=2)
     logits_of = jax.jit(lambda text: net.apply(params, text))
     draw = dict(steps=8, temperature=0)  # without a key
     expected = by_hand(logits_of, PROMPTS, LENGTHS, 8)
@@ -444,8 +454,8 @@ def test_second_call_compiles_nothing():
 def test_other_lengths_compile_nothing():
     """Prompts of other lengths are padded to one length, which does not change the texts."""
     traced = []
-    sizes = OF_LLAMA | dict(layers=1)
-    model, params = Llama(**sizes, cache=18), confident(Llama(**sizes), PROMPTS)
+    plain, model = MODELS["attention"]
+    params = confident(plain, PROMPTS, deviation=2)
 
     def apply(params, state, tokens):
         traced.append(tokens.shape)
@@ -509,8 +519,8 @@ def test_processors_force_a_token_and_exclude_tokens_at_every_temperature():
 
 def test_ctrl_c_takes_effect_between_parts_of_a_loop_and_parts_draw_the_same(monkeypatch):
     """The signal arrives inside of the first part; a single loop would be complete before Python receives it."""
-    model, made = GPT2(vocab_size=7, max_length=64, layers=1, heads=1, features=4, cache=64), []
-    params = confident(GPT2(vocab_size=7, max_length=64, layers=1, heads=1, features=4), np.zeros((1, 2), np.int32))
+    model, made = one_attention(64, vocab_size=7), []
+    params = confident(one_attention(vocab_size=7), np.zeros((1, 2), np.int32), deviation=2)
     options = dict(key=jax.random.key(1), steps=48)
     call = lambda params: generate(model, params, np.zeros((1, 2), np.int32), **options)
     whole = jax.jit(call)(params)  # one loop
@@ -544,9 +554,9 @@ def test_the_programs_of_few_nets_are_kept():
 
 def test_stream_yields_the_tokens_of_generate():
     """With a cache, and for a recurrent model, which reads its prompt exactly; it ends with the last text."""
-    for name in ("Llama", "RecurrentLM"):
+    for name in ("attention", "RecurrentLM"):
         net, model = MODELS[name]
-        params = confident(net, PROMPTS)
+        params = confident(net, PROMPTS, deviation=2)
         draw = dict(key=jax.random.key(3), **SAMPLED)
         expected = np.asarray(generate(model, params, PROMPTS, **draw))[:, 6:]
         assert (expected[:, -1] != SAMPLED["stop"]).any()  # the iterator does not end early
@@ -569,8 +579,8 @@ def test_generation_under_vmap_donates_nothing_and_stream_takes_no_traced_array(
 
 def test_generation_works_under_jit():
     """Every option as a Python number and as an array that may be traced: one text with and without jit."""
-    net, cached = MODELS["Llama"]
-    params = confident(net, PROMPTS)
+    net, cached = MODELS["attention"]
+    params = confident(net, PROMPTS, deviation=2)
     options = SAMPLED | dict(lengths=LENGTHS)
     write = lambda t, **options: generate(
         cached, params, PROMPTS, key=jax.random.key(3), **options | dict(temperature=t)
@@ -660,10 +670,10 @@ def test_padding_does_not_lead_to_errors_of_the_model(sentences):
 
 def test_nan_params_raise():
     """An eager call raises; under jit the tokens are -1 from there on."""
-    net, cached = MODELS["Llama"]
-    params = confident(net, PROMPTS)
+    net, cached = MODELS["attention"]
+    params = confident(net, PROMPTS, deviation=2)
     draw = dict(key=jax.random.key(0), **SAMPLED)
-    params["norm"]["scale"] = np.where(np.arange(8) == 0, np.nan, 1).astype(np.float32)
+    params["out"]["bias"] = np.full(13, np.nan, np.float32)
     with jax.debug_nans(False):
         with pytest.raises(
             ValueError, match="generate expected finite logits, got NaN from position 6 on in 3 of the texts"

@@ -195,10 +195,18 @@ def bend(scores, offset):
     return scores + steepness.reshape(*[1] * (scores.ndim - 3), *steepness.shape).astype(scores.dtype) * scores**2
 
 
-GRID = {  # time_q, time_k, heads, kv_heads, options
-    "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None, "sink": True}),
-    "causal, more queries": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads", "score_fn": bend}),
-    "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}),
+# A tile has keys of at least two heads, and contains blocks of chunks; where these are tiled, one of both is enough.
+GRID = {  # time_q, time_k, heads, kv_heads, options, forms
+    "causal, grouped heads, mask of keys": (
+        5,
+        7,
+        4,
+        2,
+        {"causal": True, "mask": "keys", "scale": None, "sink": True},
+        "ct",
+    ),
+    "causal, more queries": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads", "score_fn": bend}, "cb"),
+    "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}, "cb"),
     "causal window, segments, function": (
         9,
         9,
@@ -211,6 +219,7 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
             "bias": leaning,
             "soft_cap": 0.7,
         },
+        "cb",
     ),
     "window at an offset, mask, segments": (
         5,
@@ -218,18 +227,19 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
         4,
         4,
         {"sliding_window": 2, "mask": "full", "bias": "heads", "sink": True, "segments": True},
+        "bt",
     ),
-    "plain": (5, 7, 4, 4, {}),
+    "plain": (5, 7, 4, 4, {}, "cs"),
 }
 
 
 # Sizes that make parts of small arrays: the arguments of attention, and the constants that choose the parts.
 SMALL = {"_SPLIT": 1, "_BLOCK": 1, "_TILE": 1}
-PARTS = {
-    "chunks": ({"implementation": "chunked", "chunk": 1}, {}),
-    "blocks": ({}, {**SMALL, "_TILED": 10**9}),
-    "tiles of blocks of chunks": ({"chunk": 1}, {**SMALL, "_TILED": 0, "_CHUNKED": 0}),
-    "tiles of several heads": ({}, {**SMALL, "_TILED": 0, "_TILE": 160}),
+PARTS = {  # chunks, blocks, tiles of blocks of chunks, tiles of several heads
+    "c": ({"implementation": "chunked", "chunk": 1}, {}),
+    "b": ({}, {**SMALL, "_TILED": 10**9}),
+    "t": ({"chunk": 1}, {**SMALL, "_TILED": 0, "_CHUNKED": 0}),
+    "s": ({}, {**SMALL, "_TILED": 0, "_TILE": 160}),
 }
 
 
@@ -249,12 +259,7 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
     """einsum equals the triple loop; all parts equal einsum in values and gradients, and one in second derivatives."""
     monkeypatch.setattr(tiling, "_cores", lambda: 1)
     chosen = {}  # the parts of each form
-    time_q, time_k, n, n_kv, options = GRID[name]
-    options = dict(options)
-    # A tile has keys of at least two heads. Without tiles, chunks of them are blocks.
-    tiled = n_kv > 1 and not callable(options.get("bias")) and "score_fn" not in options
-    several_heads = name == "plain"
-    forms = ["chunks", "blocks"] + ["tiles of blocks of chunks"] * tiled + ["tiles of several heads"] * several_heads
+    time_q, time_k, n, n_kv, options, forms = GRID[name]
     second = name == "causal, grouped heads, mask of keys"
     q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
     k = normal(1, 2, time_k, n_kv, 4)
@@ -300,11 +305,11 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
         if callable(bias):
             bias = np.asarray(bias(n, time_q, time_k, time_k - time_q))[None]
         mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
-    assert chosen["einsum"] == tiling.Parts() and chosen["chunks"].chunk == 1
-    assert (chosen["blocks"].block is not None) == ("causal" in options or "sliding_window" in options)
-    assert [chosen[form].tile is not None for form in forms] == [False, False, True, True][: len(forms)]
-    if tiled:
-        assert chosen["tiles of blocks of chunks"].tile is not None and chosen["tiles of blocks of chunks"].chunk == 1
+    assert chosen["einsum"] == tiling.Parts()
+    for form in forms:
+        assert (chosen[form].tile is not None) == (form in "ts")
+        assert form not in "ct" or chosen[form].chunk == 1
+        assert form not in "bt" or chosen[form].block is not None
     numbers["scale"] = 1.0 if "scale" in numbers else 0.5
     for b in range(2):
         own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
