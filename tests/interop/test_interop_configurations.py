@@ -195,7 +195,7 @@ OLD = {
     "partial_rotary_factor": [0.5],
     "num_labels": [4],
     "classifier_dropout": [0.25],
-    "hidden_dropout": [0.25],
+    "hidden_dropout": [0.35],
     "token_classification_bias": [False],
     "head_dim": [8],
     "text_config_dict": [TOWER | dict(num_attention_heads=4), TOWER | dict(hidden_act="relu")],
@@ -484,8 +484,7 @@ class _Comparison:
                     self.check(half)
                 if len(self.wrong) == before:
                     self.wrong.append(f"{group}: {found}")
-            words = [change for change in group if type(change[1]) not in (int, float)]
-            for change in words if len(group) > 1 else ():
+            for change in [each for each in group if type(each[1]) is not int] if len(group) > 1 else ():
                 others = [each for each in group if each is not change]
                 if self.reads(change) and repr(self.built(others)) == repr(net):
                     self.check([change])

@@ -10,14 +10,18 @@ import numpy as np
 
 def check_second_order(loss: Callable, plain: Callable, arguments: tuple, along: tuple) -> None:
     """Gradients of ``loss``, their derivatives along a direction, and slopes along it, are those of ``plain``."""
+    places = range(len(arguments))
 
-    def derived(f):
+    def compute():
+        derived = lambda f: jax.jvp(jax.value_and_grad(f, tuple(places)), arguments, along)
         # Along one argument alone a rule sees symbolic zeros for the others.
-        of_one = lambda i: lambda argument: f(*arguments[:i], argument, *arguments[i + 1 :])
-        slopes = [jax.jvp(of_one(i), arguments[i : i + 1], along[i : i + 1]) for i in range(len(arguments))]
-        return slopes, jax.jvp(jax.grad(f, tuple(range(len(arguments)))), arguments, along)
+        of_one = lambda i: lambda argument: loss(*arguments[:i], argument, *arguments[i + 1 :])
+        slopes = [jax.jvp(of_one(i), arguments[i : i + 1], along[i : i + 1])[1] for i in places]
+        expected = derived(plain)
+        products = [jax.tree.map(lambda g, d: jnp.sum(g * d), expected[0][1][i], along[i]) for i in places]
+        return (slopes, derived(loss)), ([sum(jax.tree.leaves(x), jnp.zeros(())) for x in products], expected)
 
-    found, expected = jax.jit(lambda: (derived(loss), derived(plain)))()
+    found, expected = jax.jit(compute)()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, expected)
 
 
