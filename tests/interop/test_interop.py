@@ -264,7 +264,7 @@ def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
         (dict(activation_function="mish"), "activation_function to be 'gelu' or .*, got 'mish'"),
         (dict(architectures=["GPT2DoubleHeadsModel"]), 'pass architecture="GPT2LMHeadModel"'),
         (dict(n_layer=3), "a param for every tensor of .*, got 16 missing, the first blocks/attention/key/bias"),
-        (dict(n_layer=10**9), "n_layer to be an integer from 1 to 1000 in .*config.json, got 1000000000; correct the"),
+        (dict(n_layer=1001), "n_layer to be an integer from 1 to 1000 in .*config.json, got 1001; correct the"),
         (dict(n_embd=16), "wrong shape, the first blocks/attention/key/bias"),
         (dict(n_layer="2"), "n_layer to be an integer from 1 to 1000 in .*config.json, got '2'"),
         (dict(layer_norm_epsilon=10**400), "layer_norm_epsilon to be a number from 0 to 1 in .*config.json, got 1000"),

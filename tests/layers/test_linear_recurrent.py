@@ -247,38 +247,41 @@ def test_strong_decay_neither_overflows_nor_gives_nan():
 
 
 def test_the_initial_eigenvalues_are_on_the_ring():
-    params = LRU(500, r_min=0.5, r_max=0.9, max_phase=1.0).init(jax.random.key(0), jnp.zeros((3, 2)))
+    layer = LRU(500, r_min=0.5, r_max=0.9, max_phase=1.0)
+    params = jax.jit(layer.init)(jax.random.key(0), np.zeros((3, 2), np.float32))
     radius = np.exp(-np.exp(params["nu_log"]))
     assert 0.5 < radius.min() < 0.52 and 0.88 < radius.max() < 0.9
     assert np.exp(params["theta_log"]).max() < 1
     np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2, 1 - radius**2, rtol=1e-5)
-    steps = np.log1p(np.exp(SelectiveSSM(16).init(jax.random.key(0), jnp.zeros((3, 500)))["step_bias"]))
+    biases = jax.jit(lambda key: SelectiveSSM(16).init(key, jnp.zeros((3, 500)))["step_bias"])  # no other draws
+    steps = np.log1p(np.exp(biases(jax.random.key(0))))
     assert 1e-3 < steps.min() < 1.5e-3 and 0.07 < steps.max() < 0.1
 
 
 def test_errors(sentences):
-    a, b = jnp.ones((3, 1)), jnp.ones((2, 3, 4))
+    ones = lambda *shape: np.ones(*shape, np.float32)
+    a, b = ones((3, 1)), ones((2, 3, 4))
     with pytest.raises(ValueError, match="a of the shape of b, or with axes of size 1"):
         linear_recurrence(a, b)
-    linear_recurrence(a[None], b)  # as the error advises
+    jax.eval_shape(linear_recurrence, a[None], b)  # as the error advises
     with pytest.raises(ValueError, match="b with the time axis -2"):
-        linear_recurrence(jnp.ones(3), jnp.ones(3))
-    linear_recurrence(jnp.ones(3), jnp.ones(3), axis=0)
+        linear_recurrence(ones(3), ones(3))
+    jax.eval_shape(functools.partial(linear_recurrence, axis=0), ones(3), ones(3))
     with pytest.raises(TypeError, match="arguments of one dtype"):
         linear_recurrence(b, b.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"initial of shape \(2, 4\)"):
-        linear_recurrence(b, b, jnp.ones(4))
-    q, k = jnp.ones((2, 3, 4, 5)), jnp.ones((2, 3, 3, 5))
+        linear_recurrence(b, b, ones(4))
+    q, k = ones((2, 3, 4, 5)), ones((2, 3, 3, 5))
     with pytest.raises(ValueError, match=r"the heads of q \(axis -2\) to be a multiple of those of k"):
         gated_linear_attention(q, k, k)
     with pytest.raises(
         ValueError, match=r"log_decay from -inf to 0, got log_decay from 1.0 to 1.0; .* -softplus\(gate\)"
     ):
-        gated_linear_attention(k, k, k, jnp.ones(k.shape[:-1]))
+        gated_linear_attention(k, k, k, ones(k.shape[:-1]))
     nan = np.full(k.shape[:-1], np.nan, np.float32)  # which is an error of its origin
     with jax.debug_nans(False):
-        assert jnp.isnan(gated_linear_attention(k, k, k, nan)[0]).any()
-    x, matrix = jnp.ones((2, 3, 4)), -jnp.ones((4, 4))
+        assert np.isnan(compiled(gated_linear_attention)(k, k, k, nan)[0]).any()
+    x, matrix = ones((2, 3, 4)), -np.ones((4, 4), np.float32)
     with pytest.raises(ValueError, match=r"a from -inf to 0, got a from 1.0 to 1.0; make it negative, by -jnp.exp"):
         selective_scan(x, x, -matrix, x, x)
     with pytest.raises(
@@ -286,7 +289,7 @@ def test_errors(sentences):
     ):
         selective_scan(x, -x, matrix, x, x)
     with pytest.raises(ValueError, match=r"log_decay of shape \(2, 3, 4\), or \(2, 3, 4, 5\).*jnp.broadcast_to"):
-        gated_linear_attention(q, q, q, jnp.ones((4,)))
+        gated_linear_attention(q, q, q, ones((4,)))
     compiled(gated_linear_attention)(q, q, q, np.zeros((2, 3, 4), np.float32))
     with pytest.raises(ValueError, match="r_min < r_max <= 1"):
         LRU(3, r_min=0.9, r_max=0.5)

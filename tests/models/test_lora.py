@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiled import drawn
+from compiled import compiled, drawn
 
 from jaxblocks import (
     BatchNorm,
@@ -54,13 +54,13 @@ def test_lora_is_its_formula_and_merges_back():
 
 
 def test_lora_begins_at_the_net_and_keeps_its_state(sentences):
-    backbone, x = Serial(Dense(3), BatchNorm()), jnp.arange(6.0).reshape(3, 2)
-    pretrained, state = backbone.init(jax.random.key(0), x)
+    backbone, x = Serial(Dense(3), BatchNorm()), np.arange(6, dtype=np.float32).reshape(3, 2)
+    pretrained, state = drawn(backbone, x)
     net = LoRA(backbone, "0", rank=1)
-    params, _ = net.init(jax.random.key(1), x)
+    params, _ = jax.jit(net.init)(jax.random.key(1), x)
     params |= {"base": pretrained}
-    y, moved = net.apply(params, state, x, train=True)
-    expected, also = backbone.apply(pretrained, state, x, train=True)
+    y, moved = compiled(net.apply)(params, state, x, train=True)
+    expected, also = compiled(backbone.apply)(pretrained, state, x, train=True)
     chex.assert_trees_all_equal((y, moved), (expected, also))
     with pytest.raises(ValueError, match=r'LoRA expected params named base and lora, got .*; write params \| \{"base"'):
         net.apply(pretrained, state, x)

@@ -104,7 +104,6 @@ def linear_weights(place, p):
     ("net", "published"),
     [
         (GPT2(), 124_439_808),
-        (GPT2(layers=48, heads=25, features=1600), 1_557_611_200),
         (Llama(), 6_738_415_616),  # 7B
         (Llama(layers=80, heads=64, kv_heads=8, features=8192, hidden=28_672), 68_976_648_192),  # Llama 2 70B
         (BERT(), 109_482_240),

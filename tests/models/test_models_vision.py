@@ -50,13 +50,11 @@ def number_of_params(params):
 
 # ---- published numbers of params ----------------------------------------------------------------
 
-CIFAR = dict(classes=10, width=16, stem="3x3", shortcut="zero_padding")
 PUBLISHED = {
     "LeNet-5": (LeNet5(), (28, 28, 1), 61_706),
     "ResNet-18": (ResNet(18), (1, 224, 224, 3), 11_689_512),
     "ResNet-50-C": (ResNet(50, stem="deep"), (1, 224, 224, 3), 25_576_264),
     "ResNeXt-50 32x4d": (ResNet(50, groups=32, bottleneck_width=128), (1, 224, 224, 3), 25_028_904),
-    "ResNet-20 for CIFAR": (ResNet((3, 3, 3), **CIFAR), (1, 32, 32, 3), 269_722),
     "VGG-16, batch norm": (VGG(16, batch_norm=True), (224, 224, 3), 138_365_992),
     "ViT-B/16": (ViT(), (224, 224, 3), 86_567_656),
     "ConvNeXt-T": (ConvNeXt(), (224, 224, 3), 28_589_128),

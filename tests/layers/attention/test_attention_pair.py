@@ -681,10 +681,11 @@ def test_alibi_slopes_and_alignment():
 
 
 def test_offsets_of_every_integer_type():
-    for dtype in (jnp.int8, jnp.int16, jnp.int32):
-        later = sinusoidal_positions(200, 2, start=jnp.asarray(100, dtype))
-        np.testing.assert_allclose(later, sinusoidal_positions(300, 2)[100:], atol=1e-6)
-        np.testing.assert_array_equal(alibi(2, 1, 200, jnp.asarray(100, dtype)), alibi(2, 1, 200, 100))
+    waves, biases = compiled(sinusoidal_positions), compiled(alibi)
+    late, bias = waves(300, 2)[100:], biases(2, 1, 200, 100)
+    for dtype in (np.int8, np.int16, np.int32):
+        np.testing.assert_allclose(waves(200, 2, start=np.asarray(100, dtype)), late, atol=1e-6)
+        np.testing.assert_array_equal(biases(2, 1, 200, np.asarray(100, dtype)), bias)
 
 
 def test_errors_of_positions(sentences):
