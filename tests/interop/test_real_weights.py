@@ -147,7 +147,7 @@ def test_a_convolutional_net_of_pitches():
     compared(net, trees, sound, forward, np.moveaxis(sound, -1, 1))
 
 
-# ---- faces: the three nets of MTCNN ----------------------------------------------------------
+# ---- faces: two of the three nets of MTCNN; the other one has fewer layers -------------------
 
 
 def face_net(torch, name):
@@ -192,7 +192,6 @@ def face_net(torch, name):
 
 FACES = {  # channels and sizes of the kernels, sizes of the pools, the dense layer, widths of the outputs
     "pnet": (((10, 3), (16, 3), (32, 3)), (2,), None, (2, 4)),
-    "rnet": (((28, 3), (48, 3), (64, 2)), (3, 3), (576, 128), (2, 4)),
     "onet": (((32, 3), (64, 3), (64, 3), (128, 2)), (3, 3, 2), (1152, 256), (2, 4, 10)),
 }
 
@@ -204,7 +203,7 @@ def test_convolutional_nets_of_faces(name):
 
     module, forward, net = face_net(torch, name)
     module.load_state_dict(torch.load(path, weights_only=True))
-    size = {"pnet": 15, "rnet": 24, "onet": 48}[name]
+    size = {"pnet": 15, "onet": 48}[name]
     images = np.random.default_rng(0).uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
     params = interop.load_torch(net, path, {"ends/*": "*", "*": "*"}, images)
     compared(net, params, images, forward, np.moveaxis(images, -1, 1))
