@@ -9,6 +9,7 @@ row: ordinary, moved along a direction, scaled, and the corners of the domain. T
 """
 
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import mpmath
 import numpy as np
-from derivative_laws.nestings import curvatures, gradients, tangents
+from derivative_laws.nestings import gradient_in_loop, gradient_outside
 from derivative_laws.row import Row
 from jax.extend.core import jaxpr_as_fun
 
@@ -45,7 +46,7 @@ class Case:
     """A row with the function that it calls; programs run at their first use, and the laws share the results."""
 
     def __init__(self, function: Callable, row: Row, dtypes: tuple = NARROW, *, higher: bool = True):
-        """``higher``: whether Laplacian and Taylor mode are computed, if the function has rules or loops of its own."""
+        """``higher``: whether all modes are computed, and second derivatives in half precision."""
         self.row, self.dtypes = row, dtypes
         # Tracing takes most of the time of this table: the function is traced once for each dtype.
         self.jaxpr = functools.cache(self.trace)
@@ -55,7 +56,7 @@ class Case:
         self.direction = _bits(len(self.z), 3, 5)
         self.first = np.dtype("float32" if dtypes else "float64")
         self.weights = _bits(*self.jaxpr(self.first).out_avals[0].shape, 5, 7)
-        self.higher = higher and self.has_rules
+        self.higher = higher
 
     def trace(self, dtype):
         """The program of `flat` for a dtype."""
@@ -85,15 +86,19 @@ class Case:
         y = widen(y)
         return jnp.sum(y * jnp.asarray(self.weights, y.dtype))
 
-    def by_jax(self, z, d) -> Derivatives:
+    def by_jax(self, z, d, *, second=True) -> Derivatives:
         """The derivatives at one point along one direction by forward mode over reverse mode."""
 
         def s(z):
             y = self.traced(z)
             return self.weighted(y), y
 
-        (gradient, value), (curvature, tangent) = jax.jvp(jax.grad(s, has_aux=True), (z,), (d,))
-        return Derivatives(value, tangent, gradient, curvature)
+        gradient = jax.grad(s, has_aux=True)
+        if not second:
+            found, value = gradient(z)
+            return Derivatives(value, None, found, None)
+        (found, value), (curvature, tangent) = jax.jvp(gradient, (z,), (d,))
+        return Derivatives(value, tangent, found, curvature)
 
     def taylor(self, z, d, order) -> jax.Array:
         """The derivatives of orders 2 and above of s along the direction, by Taylor mode."""
@@ -104,14 +109,24 @@ class Case:
         return laplacian(lambda u: self.weighted(self.traced(slopes * u)), z / slopes)
 
     def each(self, f, *points):
-        """f of each point, by a loop: its trace has no batch, which `nestings` check."""
-        return jax.vmap(f)(*points) if self.row.in_batch else jax.lax.map(lambda point: f(*point), points)
+        """f of each point, by calls of one program: its trace has no batch and no loop, which `nestings` check."""
+        if self.row.in_batch:
+            return jax.tree.map(np.asarray, jax.jit(jax.vmap(f))(*points))
+        program = jax.jit(f)
+        return jax.tree.map(lambda *found: np.stack(found), *[program(*point) for point in zip(*points, strict=True)])
 
     @functools.cached_property
-    def has_rules(self) -> bool:
-        """Whether the program has rules of derivatives or loops of its own."""
-        own = {"custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"}
-        return any(equation.primitive.name in own for equation, _, _ in equations(self.jaxpr(self.first)))
+    def rules(self) -> set[str]:
+        """The functions of the program with a rule of derivatives, as ``"file.function"``, and kinds of its loops."""
+        found = set()
+        for equation, _, _ in equations(self.jaxpr(self.first)):
+            kind = equation.primitive.name
+            if kind in ("custom_jvp_call", "custom_vjp_call"):
+                name, path, *_ = equation.params["call_jaxpr"].jaxpr.debug_info.func_src_info.split(" at ")
+                found.add(f"{pathlib.Path(path).stem}.{name}")
+            elif kind in ("scan", "while", "cond"):
+                found.add(kind)
+        return found
 
     @functools.cached_property
     def points(self) -> dict[str, np.ndarray]:
@@ -132,25 +147,25 @@ class Case:
 
     @functools.cached_property
     def wide(self) -> Derivatives:
-        """In float64: at the points, at the ordinary point moved by a step and back, then at each along each axis."""
+        """In float64: at the points, at the ordinary point moved by a step and back, then at some along each axis."""
         z, d, points = self.z, self.direction, [*self.points.values()]
         pairs = [(point, d) for point in (*points, z + STEP * d, z - STEP * d)]
-        pairs += [(point, axis) for point in points for axis in np.eye(len(z))]
+        pairs += [(point, axis) for point in points[: None if self.higher else 1] for axis in np.eye(len(z))]
 
         def run(z, d):
-            value, tangent = jax.jvp(self.traced, (z,), (d,))  # forward mode alone
-            found = self.by_jax(z, d)._replace(value=value, tangent=tangent)
+            found = self.by_jax(z, d)
             if not self.higher:
                 return found
-            return found._replace(taylor=self.taylor(z, d, 3))  # the Hessian takes the place of the Laplacian
+            value, tangent = jax.jvp(self.traced, (z,), (d,))  # forward mode alone
+            taylor = self.taylor(z, d, 3)  # the Hessian takes the place of the Laplacian
+            return found._replace(value=value, tangent=tangent, taylor=taylor)
 
         with jax.enable_x64(True), jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = jax.jit(functools.partial(self.each, run))(*map(np.stack, zip(*pairs, strict=True)))
-            return jax.tree.map(np.asarray, found)
+            return self.each(run, *map(np.stack, zip(*pairs, strict=True)))
 
     @functools.cached_property
     def hessians(self) -> np.ndarray:
-        """The Hessian of s at each point, in float64."""
+        """The Hessian of s in float64, at each point or at the ordinary one."""
         n = len(self.z)
         return self.wide.curvature[len(self.points) + 2 :].reshape(-1, n, n)
 
@@ -181,7 +196,7 @@ class Case:
         """In the narrower dtypes, at the points."""
 
         def run(z, d, slopes):
-            found = self.by_jax(z, d)
+            found = self.by_jax(z, d, second=self.higher or z.dtype != jnp.float16)
             if z.dtype == jnp.float32 and self.higher:
                 found = found._replace(laplacian=self.laplacian(z, slopes))
             return found
@@ -191,8 +206,8 @@ class Case:
         with np.errstate(over="ignore"):
             batches = [(points.astype(dtype), directions.astype(dtype), slopes) for dtype in self.dtypes]
         with jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = jax.jit(lambda batches: [self.each(run, *batch) for batch in batches])(batches)
-        widened = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
+            found = [self.each(run, *batch) for batch in batches]
+        widened = jax.tree.map(lambda x: x.astype(np.float64), found)
         return dict(zip(self.dtypes, widened, strict=True))
 
 
@@ -256,7 +271,9 @@ def formula(case: Case) -> None:
 def finite(case: Case) -> None:
     """All derivatives are finite at all points, in all dtypes of the case, and those of float64 rounded."""
     slopes = case.slopes
-    wide = case.wide._replace(laplacian=np.einsum("pii,pi->p", case.hessians, slopes**2))
+    wide = case.wide
+    if case.higher:
+        wide = wide._replace(laplacian=np.einsum("pii,pi->p", case.hessians, slopes**2))
     results = {np.dtype("float64"): wide, **case.narrow}
     for i, (name, z) in enumerate(case.points.items()):
         value, first, second = case.sizes(i)
@@ -271,27 +288,22 @@ def finite(case: Case) -> None:
 def nestings(case: Case) -> None:
     """Derivatives outside of every transformation, and inside of a loop, are those of a plain call, in float32.
 
-    The gradients trace the function inside of the nesting. Tangents and curvatures nest the program that was traced
-    before, outside of them. A program without rules and loops of its own is left out: its nestings are JAX's alone.
+    One gradient traces the function inside of the nesting. The loop has the program that was traced before.
     """
-    if case.row.nestings or not case.has_rules:
-        return
     z, d = case.z.astype(np.float32), case.direction.astype(np.float32)
 
     def run(z, d):
         f = lambda z: case.weighted(case.traced(z))
-        return {
-            "gradient": gradients(case.scalar, z),
-            "tangent": tangents(f, z, d),
-            "curvature": curvatures(f, z, d),
-        }
+        return gradient_outside(case.scalar, z), *jax.jvp(gradient_in_loop(f), (z,), (d,))
 
-    expected = {"gradient": case.wide.gradient[0], "curvature": case.wide.curvature[0]}
-    expected["tangent"] = case.direction @ expected["gradient"]
-    for kind, results in jax.jit(run)(z, d).items():
-        size = case.sizes(0)[2 if kind == "curvature" else 1] * len(z)
-        for name, got in results.items():
-            _compare(f"{kind} by {name}", got, expected[kind], np.float32, case.row.tolerance, size)
+    outside, inside, curvature = jax.jit(run)(z, d)
+    wide, sizes = case.wide, case.sizes(0)
+    compare = functools.partial(_compare, dtype=np.float32, tolerance=case.row.tolerance * len(z))
+    compare(
+        "gradient of custom_vjp, jit, checkpoint, scan, cond, shard_map, vmap", outside, wide.gradient[0], size=sizes[1]
+    )
+    compare("while_loop of gradient", inside, wide.gradient[0], size=sizes[1])
+    compare("jvp of while_loop of gradient", curvature, wide.curvature[0], size=sizes[2])
 
 
 LAWS = (modes_agree, finite_differences, hessian, formula, finite)
@@ -305,6 +317,8 @@ def _kinds(case: Case, point: str, dtype) -> tuple[str, ...]:
     row = case.row
     if point in row.infinite:
         return ("value",)
+    if dtype == np.float16 and not case.higher:
+        return "value", "gradient"
     if row.second or (point in row.wide_only and dtype != np.float64):
         return Derivatives._fields[:3]
     return Derivatives._fields[: 5 if case.higher and dtype in (np.float32, np.float64) else 4]

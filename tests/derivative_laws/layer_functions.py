@@ -465,7 +465,6 @@ ROWS = {
         lambda f, *args: _in_one_dtype(*f(*args, chunk=2)),
         scaled=(0, 6),
         formula=selected,
-        nestings="many operations: those of `linear_recurrence`, exponentials and products",
     ),
     "sinusoidal_positions": Exempt(_SHAPES),
     "soft_lookup": Row(

@@ -13,24 +13,24 @@ from jax.sharding import PartitionSpec
 AXIS, DEVICES = "examples", "devices"
 
 
-def gradients(f: Callable, z) -> dict[str, jax.Array]:
-    """The gradient of the scalar-valued f at z, by name of a nesting."""
+def gradient_outside(f: Callable, z) -> jax.Array:
+    """The gradient at z of the scalar-valued f, from outside of all transformations."""
     mesh = jax.make_mesh((2,), (DEVICES,), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     split = lambda g: jax.shard_map(g, mesh=mesh, in_specs=PartitionSpec(DEVICES), out_specs=PartitionSpec(DEVICES))
     pair = jnp.stack([z, z])
     average = lambda pair: split(jax.vmap(f, axis_name=AXIS))(pair).mean(0)
     nested = _with_own_rule(jax.jit(jax.checkpoint(_scanned(_branching(average, z[0])))))
-    return {"grad of custom_vjp, jit, checkpoint, scan, cond, shard_map, vmap": jax.grad(nested)(pair).sum(0)}
+    return jax.grad(nested)(pair).sum(0)
 
 
-def tangents(f: Callable, z, d) -> dict[str, jax.Array]:
-    """The derivative of f along d."""
-    return {"jvp of while_loop": jax.jvp(_repeated(f, z[0]), (z,), (d,))[1]}
+def gradient_in_loop(f: Callable) -> Callable:
+    """The gradient of f, in the last of two steps of a loop without reverse mode."""
 
+    def call(z):
+        body = lambda carry: (carry[0] + 1, jax.grad(f)(z))
+        return jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, jnp.zeros_like(z)))[1]
 
-def curvatures(f: Callable, z, d) -> dict[str, jax.Array]:
-    """The derivative of the gradient of f along d."""
-    return {"while_loop of linearize of grad": _repeated(lambda z: jax.linearize(jax.grad(f), z)[1](d), z)(z)}
+    return call
 
 
 def _scanned(f):
@@ -47,16 +47,6 @@ def _branching(f, like):
 
     def call(z):
         return jax.lax.cond(jnp.sum(z) > -1e30, f, lambda z: 0 * z.sum() + jnp.zeros_like(like), z)
-
-    return call
-
-
-def _repeated(f, like):
-    """f in the last of two steps of a loop without reverse mode."""
-
-    def call(z):
-        body = lambda carry: (carry[0] + 1, f(z))
-        return jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, jnp.zeros_like(like)))[1]
 
     return call
 

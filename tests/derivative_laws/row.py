@@ -40,8 +40,6 @@ class Row:
     """Whether the slopes are not smaller at large inputs, as those of exponentials of differences."""
     second: str = ""
     """Why second derivatives are not compared, or empty."""
-    nestings: str = ""
-    """Why nestings are not checked, or empty."""
     in_batch: str = ""
     """Why the points are a batch in place of a loop, which is cheaper to trace, or empty."""
 

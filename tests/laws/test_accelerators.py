@@ -15,7 +15,7 @@ from accelerators import MANTISSA, code_of, products_of
 from compiled import drawn
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
-from zoo import SIMPLE, ZOO
+from zoo import ON_BACKENDS, SIMPLE, ZOO
 
 import jaxblocks as jb
 from jaxblocks import ad, diffusion, layers, losses, tensors, theory
@@ -200,34 +200,29 @@ FULL = {
 RULES = {"custom_jvp_call", "custom_vjp_call", "custom_linear_solve"}
 
 
+DEFAULT = None, (None, None), (lax.Precision.DEFAULT,) * 2
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_products_keep_full_precision(name):
     """No product of the function is rounded, nor of both derivatives and of a Hessian-vector product if it has rules.
 
-    Then the programs are those of float32 products, with their errors. The derivatives are of a jitted function: their
-    rules run outside of it. Derivatives by JAX's own rules have the precision of the products of the function.
+    Such products state a precision. The derivatives are of a jitted function: their rules run outside of it.
+    Derivatives by JAX's own rules have the precision of the products of the function.
     """
     f, *args = FULL[name]
     scalar = jax.jit(lambda args: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(f(*args))))
-
-    with products_of("tpu"):
-        names = {equation.primitive.name for equation, _, _ in equations(jax.make_jaxpr(scalar)(args))}
-
-    def program(args, directions):
-        if not names & RULES:
-            return scalar(args)
-        return jax.jvp(jax.grad(scalar), (args,), (directions,))
-
-    with products_of("tpu"):
-        text = jax.jit(program).lower(args, args).as_text()
-    assert "dot_general" in text
-    assert text.count(f"format = e8m{MANTISSA['tpu']}") == 0
+    operations = lambda program, *args: [one for one, _, _ in equations(jax.make_jaxpr(program)(*args))]
+    found = operations(scalar, args)
+    if {one.primitive.name for one in found} & RULES:
+        found = operations(lambda args, directions: jax.jvp(jax.grad(scalar), (args,), (directions,)), args, args)
+    products = [one for one in found if one.primitive.name in ("dot_general", "conv_general_dilated")]
+    assert products
+    for product in products:
+        assert product.params["precision"] not in DEFAULT or any(v.aval.dtype != np.float32 for v in product.invars)
 
 
 # ---- layers ---------------------------------------------------------------------------------------
-
-# The rows whose programs depend on the backend.
-ON_BACKENDS = {"Conv in groups", "ConvTranspose", "DepthwiseConv"}
 
 
 def case_of(row):

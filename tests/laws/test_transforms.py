@@ -148,7 +148,7 @@ def test_every_function_in_every_transformation(name):
     compare = lambda *ys: [np.testing.assert_allclose(y, ys[0], rtol=3e-4, atol=3e-5) for y in ys]
     jax.tree.map(compare, rows[0], checked)
     jax.tree.map(lambda y, z, both: compare(np.stack([y, z]), both), *rows, nested)
-    gradient = lambda x: (jax.grad(lambda x: total(g(x)))(x),)
+    gradient = lambda x: (jax.grad(lambda x: total(jitted(x)))(x),)
     if name in WITHOUT_GRADIENT:
         with pytest.raises(ValueError, match=WITHOUT_GRADIENT[name]):
             jax.eval_shape(gradient, X[0])

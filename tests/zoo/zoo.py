@@ -267,4 +267,15 @@ DISTINCT = [name for name in ZOO if name in FIRST or name in OTHER_PATHS]
 
 COMPOSED = {"Bidirectional", "Center", "Flow", "GRU", "MLP", "Noise", "RNN", "RecurrentDropout"}
 SIMPLE = [name for name in DISTINCT if name not in COMPOSED]
-"""Those of them that are not composed of layers and loops of other rows: only these are lowered and rounded alone."""
+"""Those of them that are not composed of layers and loops of other rows: only these are exported, lowered and rounded
+alone."""
+
+ON_BACKENDS = {"Conv in groups", "ConvTranspose", "DepthwiseConv"}
+"""The rows whose programs depend on the backend."""
+
+FIXED = {
+    "ConvGRUCell": "integers for padding_mode='circular'",  # the number of copies of the input depends on its size
+    "Resize": "integers for linear interpolation",  # its weights are computed in NumPy
+    "MixtureOfExperts with capacity": "integers for capacity_factor",  # rounded up to a number of rows
+}
+"""The rows whose sizes must be integers, with what the error says."""
