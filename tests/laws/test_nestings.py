@@ -79,7 +79,6 @@ AROUND = {
     "checkpoint": jax.checkpoint,
     "scan": second(lambda f: lambda xs: lax.scan(lambda c, x: (c, f(x)), 0.0, xs)[1]),
     "cond": in_cond,
-    "vmap": second(jax.vmap),
     "vmap(in_axes=-1, axis_name=)": second(lambda f: lambda xs: jax.vmap(f, in_axes=-1, axis_name="other")(xs.T)),
     "shard_map": second(in_shard_map),
 }
