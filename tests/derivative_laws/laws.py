@@ -195,18 +195,21 @@ class Case:
     def narrow(self) -> dict[np.dtype, Derivatives]:
         """In the narrower dtypes, at the points."""
 
-        def run(z, d, slopes):
+        def at(z, d, slopes):
             found = self.by_jax(z, d, second=self.higher or z.dtype != jnp.float16)
             if z.dtype == jnp.float32 and self.higher:
                 found = found._replace(laplacian=self.laplacian(z, slopes))
             return found
 
-        points, slopes = np.stack([*self.points.values()]), self.slopes.astype(np.float32)
+        def run(slopes, *numbers):
+            return [at(z, d, slopes) for z, d in zip(numbers[::2], numbers[1::2], strict=True)]
+
+        points = np.stack([*self.points.values()])
         directions = np.broadcast_to(self.direction, points.shape)
         with np.errstate(over="ignore"):
-            batches = [(points.astype(dtype), directions.astype(dtype), slopes) for dtype in self.dtypes]
+            numbers = [x.astype(dtype) for dtype in self.dtypes for x in (points, directions)]
         with jax.debug_nans(False), jax.debug_key_reuse(False):
-            found = [self.each(run, *batch) for batch in batches]
+            found = self.each(run, self.slopes.astype(np.float32), *numbers)
         widened = jax.tree.map(lambda x: x.astype(np.float64), found)
         return dict(zip(self.dtypes, widened, strict=True))
 
