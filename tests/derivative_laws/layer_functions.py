@@ -14,7 +14,7 @@ from jaxblocks.backend.precision import widen
 SQUARES = tuple(range(-60, 61, 20))
 MODERATE = tuple(range(-100, 1, 20))
 CUBE = np.array([[0.5, -1.25], [2, 0.75], [-0.5, 1.5], [0.25, -2]])  # (time, channels)
-CONTRACTED = "in a loop, XLA of JAX 0.12 contracts x - sum / n: equal entries differ from their mean by rounding"
+CONTRACTED = "without a batch, XLA of JAX 0.12 contracts x - sum / n: equal entries differ from their mean by rounding"
 NORM = tuple(range(-100, 61, 20))
 _ZERO = {"zero": (0 * MATRIX,), "equal": (np.ones((2, 3)),)}
 _RANDOM = "of a key; linear in x for each, as its layer in the zoo"

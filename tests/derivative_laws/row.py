@@ -41,7 +41,7 @@ class Row:
     second: str = ""
     """Why second derivatives are not compared, or empty."""
     in_batch: str = ""
-    """Why the points are a batch in place of a loop, which is cheaper to trace, or empty."""
+    """Why the points are one batch in place of single calls, which are cheaper to trace, or empty."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,6 @@ ROWS = {
 FIRST = {name.split()[0]: name for name in reversed(ROWS)}.values()
 NESTED = {
     "activations.gelu": {"activations._gelu", "activations._normal_cdf"},
-    "activations.relu": {"functions.relu"},
     "activations.relu at_zero": {"activations._relu"},
     "activations.silu": {"activations._silu"},
     "activations.softplus": {"activations._softplus"},
@@ -42,7 +41,7 @@ NESTED = {
     "layers.batch_norm": {"quotients.rsqrt"},
     "layers.gated_linear_attention with the delta rule": {"scan"},
     "layers.layer_norm": {"per_example._variance"},
-    "layers.logistic_regression": {"solves._custom_root", "other.logaddexp", "while"},
+    "layers.logistic_regression": {"while"},
     "layers.lp_pool": {"quotients._norm"},
     "layers.max_pool": {"pool._reduce_adjacent"},
     "text.truncate_logits": {"scan"},
