@@ -31,44 +31,47 @@ def iterate(g, x, steps=60):
     return lax.scan(lambda x, _: (g(x), None), x, length=steps)[0]
 
 
-def derivatives(f, m, second):
-    """Value, reverse mode, forward mode, and forward over reverse, of a pytree-valued function of a matrix."""
+def derivatives(f, m):
+    """Value, reverse mode, and forward over reverse, of a pytree-valued function of a matrix, and forward mode."""
     f = jax.jit(f)  # traced once for all derivatives
-    gradient = jax.grad(lambda m: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(f(m))))
-    if not second:
-        return f(m), gradient(m)
-    return f(m), jax.jvp(gradient, (m,), (jnp.cos(m),)), jax.jvp(f, (m,), (jnp.cos(m),))[1]
+
+    def pulled(m):
+        value, pull = jax.vjp(f, m)
+        return value, pull(jax.tree.map(jnp.cos, value))[0]
+
+    return jax.jvp(pulled, (m,), (jnp.cos(m),))
 
 
-@pytest.mark.parametrize("solver", ["anderson", "newton"])
-def test_fixed_points_have_the_derivatives_of_the_iteration(solver, double):
-    """A pytree; derivatives with respect to an argument and to an array that is closed over."""
+def test_fixed_points_have_the_derivatives_of_the_iteration(double):
+    """A pytree; derivatives with respect to an argument and to an array that is closed over; values by each solver."""
     m, start = jnp.asarray(M), {"a": jnp.zeros(N), "b": (jnp.zeros(()),)}
 
     def solution(solve, m):
         g = lambda x, b: {"a": jnp.tanh(m @ x["a"] + b * x["b"][0]), "b": (jnp.cos(x["a"] @ b) / 3,)}
         return solve(g, start, jnp.sin(m[0]))
 
-    ours = functools.partial(solution, functools.partial(fixed_point, solver=solver))
+    anderson, newton = (
+        functools.partial(solution, functools.partial(fixed_point, solver=solver)) for solver in ("anderson", "newton")
+    )
     theirs = functools.partial(solution, lambda g, x, b: iterate(lambda x: g(x, b), x))
-    second = solver == "anderson"  # the rule is the same for each solver
-    found, expected = jax.jit(lambda m: [derivatives(solve, m, second) for solve in (ours, theirs)])(m)
+    found, expected, value = jax.jit(lambda m: [derivatives(anderson, m), derivatives(theirs, m), newton(m)])(m)
     jax.tree.map(close, found, expected)
+    jax.tree.map(close, value, expected[0][0])
 
 
-@pytest.mark.parametrize("linear_solver", ["gmres", lambda a, b: jnp.linalg.solve(jax.jacobian(a)(b), b)])
-def test_linear_systems_by_each_solver(linear_solver, double):
+def test_linear_systems_by_each_solver(double):
     """The root of A x + x^3 - b with symmetric A against its closed derivative (A + 3 diag x^2)^-1."""
-    solve = lambda b: root(lambda x: SPD @ x + x**3 - b, jnp.zeros(N), linear_solver=linear_solver)
+    solvers = ("gmres", lambda a, b: jnp.linalg.solve(jax.jacobian(a)(b), b))
+    solve = lambda b, solver: root(lambda x: SPD @ x + x**3 - b, jnp.zeros(N), linear_solver=solver)
 
     @jax.jit
     def program(b):
-        x, pull = jax.vjp(solve, b)
-        return x, pull(jnp.ones(N))[0]
+        each = [jax.vjp(functools.partial(solve, solver=solver), b) for solver in solvers]
+        return [(x, pull(jnp.ones(N))[0]) for x, pull in each]
 
-    x, pulled = program(jnp.asarray(B))
-    close(SPD @ x + x**3, B)
-    close(pulled, np.linalg.solve(SPD + 3 * np.diag(x**2), np.ones(N)))
+    for x, pulled in program(B):
+        close(SPD @ x + x**3, B)
+        close(pulled, np.linalg.solve(SPD + 3 * np.diag(x**2), np.ones(N)))
 
 
 def test_solutions_inside_transformations(double):
@@ -160,21 +163,23 @@ def test_solutions_at_the_ends_of_the_range():
     np.testing.assert_allclose(far, np.full(257, 1e20), rtol=1e-6)
 
 
-@pytest.mark.parametrize("linear_solver", ["dense", "cg"])
-def test_linear_systems_at_the_ends_of_the_range(linear_solver):
+def test_linear_systems_at_the_ends_of_the_range():
     """The root of unit (B x - c) with B = [[2, 1], [1, 2]], and the derivative of a large multiple of it."""
-    matrix, exact = jnp.array([[2.0, 1.0], [1.0, 2.0]]), np.array([1.0, -2.0])
+    matrix, exact = np.float32([[2, 1], [1, 2]]), np.float32([1, -2])
 
     @jax.jit
     def program(unit, c, weight):
-        find = lambda c: root(lambda x: unit * (matrix @ x - c), jnp.ones(2), linear_solver=linear_solver)
-        found, pull = jax.vjp(find, c)
-        return found, pull(weight * jnp.array([1.0, 0.0]))[0]
+        def solved(linear_solver):
+            find = lambda c: root(lambda x: unit * (matrix @ x - c), jnp.ones(2), linear_solver=linear_solver)
+            found, pull = jax.vjp(find, c)
+            return found, pull(weight * jnp.array([1.0, 0.0]))[0]
 
-    for unit, scale, weight in ((1, 1e25, 1), (1e20, 1, 1e25), (1e-25, 1, 1e-25), (1e-30, 1e30, 1)):
-        found, pulled = program(*(np.float32(a) for a in (unit, scale * (np.asarray(matrix) @ exact), weight)))
-        np.testing.assert_allclose(found / np.float32(scale), exact, rtol=1e-4)
-        np.testing.assert_allclose(pulled / np.float32(weight), [2 / 3, -1 / 3], rtol=1e-4)
+        return [solved(linear_solver) for linear_solver in ("dense", "cg")]
+
+    for unit, scale, weight in np.float32([(1, 1e25, 1), (1e20, 1, 1e25), (1e-25, 1, 1e-25), (1e-30, 1e30, 1)]):
+        for found, pulled in program(unit, scale * (matrix @ exact), weight):
+            np.testing.assert_allclose(found / scale, exact, rtol=1e-4)
+            np.testing.assert_allclose(pulled / weight, [2 / 3, -1 / 3], rtol=1e-4)
 
 
 def test_the_combination_of_iterates_may_leave_the_domain():
