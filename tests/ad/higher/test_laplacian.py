@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivatives import biharmonic_by_numpy, nested_derivatives
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -233,16 +234,23 @@ def test_points_are_pytrees(double):
 def test_laplacians_can_be_transformed(double):
     """vmap, grad and jvp of the Laplacian; the Laplacian of the Laplacian; traced constants."""
     f = lambda x, s=1.0: jnp.sum(jnp.sin(s * double.w @ x) ** 2)
-    reference = lambda x, s=1.0: trace(lambda x: f(x, s), x)
     ours = lambda x, s=1.0: laplacian(lambda x: f(x, s), x)
     batch = np.stack([double.x, 2 * double.x])
+    squares = np.sum(double.w**2, 1)  # the Laplacian is the sum of 2 s^2 squares cos(2 s w x)
+    value = lambda x, s: 2 * s**2 * squares @ np.cos(2 * s * double.w @ x)
+    by_x = lambda x, s: -4 * s**3 * (squares * np.sin(2 * s * double.w @ x)) @ double.w
+    by_s = 2 * squares @ (np.cos(double.w @ double.x) - 0.5 * np.sin(double.w @ double.x) * (double.w @ double.x))
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def transformed(g, x):
-        return jax.vmap(g)(batch), jax.grad(g, (0, 1))(x, 0.5), jax.jvp(g, (x,), (x,))[1]
+    @jax.jit
+    def transformed(x):
+        return jax.vmap(ours)(batch), jax.grad(ours, (0, 1))(x, 0.5), jax.jvp(ours, (x,), (x,))[1]
 
-    found, expected = transformed(ours, double.x), transformed(reference, double.x)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11), found, expected)
+    expected = (
+        np.array([value(x, 1.0) for x in batch]),
+        (by_x(double.x, 0.5), by_s),
+        by_x(double.x, 1.0) @ double.x,
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11), transformed(double.x), expected)
     quartic = lambda x: jnp.sum(x**2) ** 2
     twice = jax.jit(lambda x: laplacian(lambda x: laplacian(quartic, x), x))(double.x)
     np.testing.assert_allclose(twice, 8 * N * (N + 2), rtol=1e-12)
@@ -290,15 +298,11 @@ def test_rescalings_inside_of_a_function_change_nothing():
     x, v = np.float32([0.3, 1.2, 0.7, 2.1]), np.float32([1.0, -0.5, 0.25, 2.0])
     further = ("normalized", "product")
 
-    def pushed(f, x, v):
-        along = lambda f: lambda x: jax.jvp(f, (x,), (v,))[1]
-        return [f(x), along(f)(x), along(along(f))(x), along(along(along(f)))(x)]
-
     @jax.jit
     def reference(x, v):
         every = lambda x: {name: f(x, 1.0) for name, (f, _) in RESCALED.items()}
         slopes = {name: jax.grad(lambda x, f=RESCALED[name][0]: trace(lambda x: f(x, 1.0), x))(x) for name in further}
-        return value_jacobian_trace(every, x), pushed(every, x, v), slopes
+        return value_jacobian_trace(every, x), nested_derivatives(every, x, v, 3), slopes
 
     @jax.jit
     def run(x, v, units):
@@ -331,24 +335,22 @@ def test_biharmonics_where_derivatives_vanish(double):
 def test_maxima_of_windows_have_biharmonics(double):
     """Their derivative selects by x and moves a direction, which need not depend on x."""
     pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID")
-    f = lambda x: jnp.sum(jnp.sin(pool(x) * x[1::2]))
-    x = np.array([0.3, 0.7, 0.9, -0.4])
-    ours, theirs = jax.jit(lambda x: (biharmonic(f, x), trace(lambda x: trace(f, x), x)))(x)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    found = jax.jit(lambda x: biharmonic(lambda x: jnp.sum(jnp.sin(pool(x) * x[1::2])), x))(
+        np.array([0.3, 0.7, 0.9, -0.4])
+    )
+    of_largest = lambda x: np.sum(np.sin(x[[1, 2]] * x[1::2]))
+    np.testing.assert_allclose(found, biharmonic_by_numpy(of_largest, np.array([0.3, 0.7, 0.9, -0.4])), rtol=1e-10)
 
 
 def test_norms_have_biharmonics():
     x = np.random.default_rng(0).normal(size=4)
 
     def by_formula(x):
-        centered = x - jnp.mean(x)
-        return centered / jnp.sqrt(jnp.mean(centered**2) + 1e-5)
+        centered = x - np.mean(x)
+        return np.sum(np.sin(centered / np.sqrt(np.mean(centered**2) + 1e-5)))
 
-    total = lambda norm: lambda x: jnp.sum(jnp.sin(norm(x)))
-    found = jax.jit(lambda x: biharmonic(total(lambda x: layer_norm(x, epsilon=1e-5)), x))(np.float32(x))
-    with jax.enable_x64(True):
-        expected = jax.jit(lambda x: trace(lambda x: trace(total(by_formula), x), x))(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    found = jax.jit(lambda x: biharmonic(lambda x: jnp.sum(jnp.sin(layer_norm(x, epsilon=1e-5))), x))(np.float32(x))
+    np.testing.assert_allclose(found, biharmonic_by_numpy(by_formula, x, radius=0.1), rtol=1e-4)
 
 
 def test_steep_functions_of_separated_scores_have_laplacian_0():

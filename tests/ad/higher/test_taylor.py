@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivatives import nested_derivatives
 from jax import lax
 
 from jaxblocks.ad import biharmonic, count_flops, directional_derivatives, partial_derivative, root
@@ -22,14 +23,6 @@ def double():
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
         yield types.SimpleNamespace(x=jnp.asarray(rng.normal(size=N)), v=jnp.asarray(rng.normal(size=N)))
-
-
-def nested(f, x, v, order):
-    """The reference: jvp of jvp, the value and the derivatives up to ``order``."""
-    if order == 0:
-        return [f(x)]
-    lower, changes = jax.jvp(lambda x: nested(f, x, v, order - 1), (x,), (v,))
-    return [*lower, changes[-1]]
 
 
 @jax.custom_jvp
@@ -73,9 +66,8 @@ def test_derivatives_equal_nested_jvps(double):
     @jax.jit
     def run(x, v):
         every = lambda x: {name: f(x) for name, f in FUNCTIONS.items()}
-        return {name: directional_derivatives(f, x, v, order=order) for name, f in FUNCTIONS.items()}, nested(
-            every, x, v, order
-        )
+        ours = {name: directional_derivatives(f, x, v, order=order) for name, f in FUNCTIONS.items()}
+        return ours, nested_derivatives(every, x, v, order)
 
     with jax.debug_nans(False):
         ours, theirs = run(double.x, double.v)
@@ -148,7 +140,7 @@ def test_errors_name_the_repair(sentences):
 
 def test_orders_whose_binomials_exceed_integers(double):
     """binomial(34, 17) > 2^31: the product rule and that of quotients."""
-    order = 36
+    order = 34
     x = jnp.zeros((), jnp.float32)
     products = directional_derivatives(lambda x: jnp.exp(x) * jnp.exp(x), x, jnp.ones_like(x), order=order)
     np.testing.assert_allclose(np.array(products), 2.0 ** np.arange(order + 1), rtol=1e-6)

@@ -270,7 +270,8 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
 
 def test_shared_weights_and_unusual_uses():
     """Cross terms of shared weights, slices, concatenations and loops; for other uses gradients are formed."""
-    loss = lambda ws, x: sum(each(ws[name], x[name]) for name, (each, *_) in FUNCTIONS.items())
+    # Traced once for norms, reference and plan.
+    loss = jax.jit(lambda ws, x: sum(each(ws[name], x[name]) for name, (each, *_) in FUNCTIONS.items()))
     with jax.enable_x64(True):
         x = {name: jnp.asarray(examples()) for name, (_, _, examples, _) in FUNCTIONS.items()}
         ws = {name: draw(*shape, seed=9) for name, (_, shape, _, _) in FUNCTIONS.items()}
@@ -352,7 +353,10 @@ def test_axes_of_size_zero():
     """No division by zero where all gradients are zero or have no entries, beside a param that is used."""
     params = {name: np.ones(shape, np.float32) for name, (_, shape, _) in EMPTY.items()} | {"used": np.float32(1)}
     x = {name: np.ones(examples, np.float32) for name, (_, _, examples) in EMPTY.items()}
-    loss = lambda p, x: p["used"] + sum(each(p[name], x[name]) for name, (each, *_) in EMPTY.items())
+
+    @jax.jit
+    def loss(p, x):
+        return p["used"] + sum(each(p[name], x[name]) for name, (each, *_) in EMPTY.items())
 
     @jax.jit
     def run(p, x):
@@ -399,7 +403,7 @@ DIFFERENCES = {
 
 def test_small_differences_of_inputs_keep_their_digits():
     """Norms where the two inputs of an example differ by d = 1, 1e-3, 1e-4, 1e-6 and 0, of weights for each loss."""
-    loss = lambda ws, x: sum(each(ws[name], x) for name, each in DIFFERENCES.items())
+    loss = jax.jit(lambda ws, x: sum(each(ws[name], x) for name, each in DIFFERENCES.items()))
     a, step = (draw(4, 1, 16, seed=seed).astype(np.float32) for seed in (1, 2))
     sizes = np.array([1, 1e-3, 1e-4, 1e-6, 0], np.float32)
     x = np.concatenate([np.concatenate([a, a + size * step], axis=1) for size in sizes])
@@ -675,18 +679,23 @@ def test_the_noise_of_private_gradients_has_its_scale(sentences):
 
 
 def test_params_of_several_dtypes_under_strict_promotion():
-    params = {"a": jnp.ones((2, 2), jnp.float16), "b": jnp.ones(3)}
-    x = jnp.arange(4.0)
+    narrow = np.ones((2, 2), np.float16)
     loss = lambda params, x: (
         (jnp.sum(jnp.ones(2, jnp.float16) @ params["a"]).astype(x.dtype) + jnp.sum(params["b"])) * x
     )
+
+    @jax.jit
+    def run(params, x):
+        leaf, private = per_example_norms(loss, params, x, per_leaf=True), private_gradients
+        noise = gradient_noise(loss, params, x, batch_size=2).trace
+        return per_example_norms(loss, params, x), leaf["a"], noise, private(loss, params, x, clip=1e6, noise=0.0)["b"]
+
+    expected = 7**0.5 * np.arange(4), 2 * np.arange(4), 7 * 1.25, np.full(3, 1.5)
     with jax.numpy_dtype_promotion("strict"):
-        close(per_example_norms(loss, params, x), 7**0.5 * np.arange(4), 1e-6)
-        close(per_example_norms(loss, params, x, per_leaf=True)["a"], 2 * np.arange(4), 1e-6)
-        close(gradient_noise(loss, params, x, batch_size=2).trace, 7 * 1.25, 1e-6)
-        found = private_gradients(loss, params, x, clip=1e6, noise=0.0)
-    close(found["b"], np.full(3, 1.5), 1e-6)
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
-        wide = {"a": params["a"], "b": jnp.ones(3, jnp.float64)}
-        loss = lambda params, x: jnp.sum(params["a"]).astype(x.dtype) * x + jnp.sum(params["b"]) * x
-        close(per_example_norms(loss, wide, jnp.arange(4.0)), 7**0.5 * np.arange(4), 1e-6)
+        for found, right in zip(
+            run({"a": narrow, "b": np.ones(3, np.float32)}, np.float32([0, 1, 2, 3])), expected, strict=True
+        ):
+            close(found, right, 1e-6)
+        with jax.enable_x64(True):
+            norms = jax.jit(lambda *args: per_example_norms(loss, *args))
+            close(norms({"a": narrow, "b": np.ones(3)}, np.arange(4.0)), expected[0], 1e-6)
