@@ -138,7 +138,7 @@ def test_round_trip_of_ten_thousand_pieces():
     """The net agrees with the function, and the function recovered from the net, to 1e-12."""
     t, slopes, value = random_function(np.random.default_rng(0), 10_000)
     net, params = from_piecewise_linear(t, slopes, value)
-    x = np.concatenate([t[::101], np.linspace(-2, 2, 101)])
+    x = np.concatenate([t[::505], np.linspace(-2, 2, 31)])
     exact = PiecewiseLinear(t, slopes, value)
     np.testing.assert_allclose(exact(x), by_pieces(t, slopes, value, x), rtol=0, atol=1e-12)
     np.testing.assert_allclose(values(net, params, x), exact(x), rtol=0, atol=3e-13)

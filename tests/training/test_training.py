@@ -512,7 +512,8 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
 
 def test_a_state_of_examples_is_rejected_where_batches_are_drawn(sentences):
     """A carry or a cache of each example, found by its shape; statistics are shared, also with as many features."""
-    cell, data = jaxblocks.LSTMCell(3), (np.ones((6, 3), np.float32), np.ones((6, 3), np.float32))
+    cell = jaxblocks.LSTMCell(3, kernel_init=fixed_init, recurrent_kernel_init=fixed_init)
+    data = (np.ones((6, 3), np.float32), np.ones((6, 3), np.float32))
     runs = (
         lambda net, **options: quiet(net, mse, optax.sgd(0.1), data, steps=1, **options),
         lambda net, **options: find_learning_rate(net, mse, optax.sgd, data, key=jax.random.key(0), **options),

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001
 """Traces: the tables of the survey, the classifier of the lecture, and comparisons with jax.grad."""
 
+import functools
 import re
 import unicodedata
 
@@ -241,15 +242,26 @@ def as_python(symbols, values):
     return symbols.replace("×", "*").replace("[", "1.0 * (").replace("]", ")")
 
 
+def written_function(written):
+    return eval(f"lambda x, y: {written}", {"jnp": jnp, "lax": lax})
+
+
+@functools.cache
+def slopes_of_scalars():
+    """The gradient of each function by JAX at one point, from one program."""
+    with jax.enable_x64(True):
+        each = lambda x, y: {written: jax.grad(written_function(written), (0, 1))(x, y) for written in SCALARS}
+        return jax.tree.map(np.asarray, jax.jit(each)(0.4, 0.7))
+
+
 @pytest.mark.parametrize("written", SCALARS)
 def test_printed_rule_of_each_operation_gives_its_adjoint(written):
     """Each printed formula of an adjoint evaluates to the printed value, which equals that of jax.grad."""
-    f = eval(f"lambda x, y: {written}", {"jnp": jnp, "lax": lax})
     with jax.enable_x64(True):
         x, y = 0.4, 0.7
-        table = trace_table(f, x, y, tangent=(0.6, -1.1), cotangent=1.3)
-        slopes = jax.jit(jax.grad(f, (0, 1)))(x, y)
-        gradient, pushed = [1.3 * each for each in slopes], np.dot(slopes, [0.6, -1.1])
+        table = trace_table(written_function(written), x, y, tangent=(0.6, -1.1), cotangent=1.3)
+    slopes = slopes_of_scalars()[written]
+    gradient, pushed = [1.3 * each for each in slopes], np.dot(slopes, [0.6, -1.1])
     rows = operations(table.adjoint)
     assert " | ".join(row.expressions[-1] for row in rows) == SCALARS[written]
     known = {"v̄₁": 1.3, "v̇₋₁": 0.6, "v̇₀": -1.1, "v₋₁": x, "v₀": y, "v₁": float(table.value)}
@@ -423,17 +435,29 @@ LINEAR = {
 }
 
 
+def derivatives_of_jax(f, x, along, bar):
+    return *jax.jvp(f, (x,), (along,)), jax.vjp(f, x)[1](bar)[0]
+
+
+@functools.cache
+def of_array_operations():
+    """For each operation the function, a cotangent, and its value and derivatives by JAX, from one program."""
+    names = {"jnp": jnp, "jax": jax, "MASK": np.array([[True, False, True], [False, True, True]])}
+    functions = {written: eval(f"lambda x: {written}", names) for written in LINEAR}
+    x = np.float32(M)
+    shapes = jax.eval_shape(lambda x: {written: f(x) for written, f in functions.items()}, x)
+    bars = jax.tree.map(lambda y: np.cos(np.arange(y.size)).reshape(y.shape).astype(y.dtype), shapes)
+    each = lambda x, bars: {written: derivatives_of_jax(f, x, x + 1, bars[written]) for written, f in functions.items()}
+    found = jax.jit(each)(x, bars)
+    return {written: (f, bars[written], found[written]) for written, f in functions.items()}
+
+
 @pytest.mark.parametrize("written", LINEAR)
 def test_printed_rules_of_array_operations(written):
     """Structural and elementwise operations: symbols where short ones exist, values of jax.vjp."""
-    names = {"jnp": jnp, "jax": jax, "MASK": np.array([[True, False, True], [False, True, True]])}
-    f = eval(f"lambda x: {written}", names)
+    f, cotangent, (y, derivative, gradient) = of_array_operations()[written]
     x = jnp.asarray(M, jnp.float32)
-    shape = jax.eval_shape(f, x)
-    cotangent = jnp.asarray(np.cos(np.arange(shape.size)).reshape(shape.shape), shape.dtype)
-    table = trace_table(f, x, tangent=(x + 1,), cotangent=cotangent)
-    run = jax.jit(lambda x, bar: (*jax.jvp(f, (x,), (x + 1,)), jax.vjp(f, x)[1](bar)[0]))
-    y, derivative, gradient = run(x, cotangent)
+    table = trace_table(f, x, tangent=(x + 1,), cotangent=jnp.asarray(cotangent))
     np.testing.assert_array_equal(table.value, y)
     np.testing.assert_allclose(table.gradient[0], gradient, rtol=1e-6)
     np.testing.assert_allclose(table.derivative, derivative, rtol=1e-6)
@@ -486,17 +510,24 @@ PROGRAMS = {
 }
 
 
+@functools.cache
+def gradients_of_programs():
+    """The value and the gradient of each program by JAX, from one program."""
+    with jax.enable_x64(True):
+        return jax.jit(lambda x: {name: jax.value_and_grad(f)(x) for name, (f, _) in PROGRAMS.items()})(X)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradient_is_that_of_jax(name):
     """Calls are inlined; loops, branches and custom rules are one row; forward and reverse mode agree."""
     f, expected = PROGRAMS[name]
     with jax.enable_x64(True):
         x = jnp.asarray(X)
-        table = trace_table(f, x, tangent=(jnp.cos(x),))
-        value, gradient = jax.jit(jax.value_and_grad(f))(x)
+        table = trace_table(f, x, tangent=(np.cos(X),))
+        value, gradient = gradients_of_programs()[name]
         np.testing.assert_allclose(table.gradient[0], gradient, rtol=1e-12)
         np.testing.assert_allclose(table.value, value, rtol=1e-12)
-        np.testing.assert_allclose(table.derivative, gradient @ jnp.cos(x), rtol=1e-12)
+        np.testing.assert_allclose(table.derivative, gradient @ np.cos(X), rtol=1e-12)
     made = [node.operation for node in table.nodes if node.kind == "operation"]
     assert expected is None or made == expected
     assert str(table) and "<table>" in table._repr_html_()

@@ -380,7 +380,7 @@ def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
     draw, used, places = random.Random(0), 0, []
     for file in files:
         whole = file.read_bytes()
-        places += [(file, whole, "flip", draw.randrange(len(whole))) for _ in range(3)]
+        places += [(file, whole, "flip", draw.randrange(len(whole))) for _ in range(2)]
         places += [(file, whole, "cut", draw.randrange(len(whole))), (file, whole, "remove", 0)]
     for file, whole, what, at in places:
         if what == "remove":
@@ -500,8 +500,8 @@ def test_a_dtype_that_checkpoints_do_not_have_is_named_as_the_cause(tmp_path):
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = np.sin(2 * X[:, :1])
-NET = jb.Serial(jb.Dense(6), jb.BatchNorm(), jnp.tanh, jb.Dropout(0.2), jb.Dense(1))
-OPTIMIZER = optax.chain(optax.adam(optax.cosine_decay_schedule(0.05, 40)), ema_params(0.9))
+NET = jb.Serial(jb.Dense(6), jb.BatchNorm(), jb.Dropout(0.2), jb.Dense(1))
+OPTIMIZER = optax.chain(optax.sgd(optax.cosine_decay_schedule(0.01, 40), momentum=0.5), ema_params(0.9))
 
 
 def small_fit(folder, steps=22, validate=True, **options):
@@ -571,28 +571,29 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch, capsys):
 
 def test_a_run_extended_inside_an_epoch_is_bitwise_equal(tmp_path, whole):
     """The validation at the first end, which would be the best one, counts only while the run ends there."""
-    ended = small_fit(tmp_path / "best", steps=3)
+    go = functools.partial(small_fit, every=100)  # saved at the end only
+    ended = go(tmp_path / "best", steps=3)
     assert list(ended.history.epoch) == [0.6] and ended.history.validation["loss"] < whole.history.validation["loss"][0]
     same(ended.params, ended.ts.params)
-    same(results(small_fit(tmp_path / "best", steps=3)), results(ended))  # a complete run is not repeated
-    same(results(small_fit(tmp_path / "best")), results(whole))
+    same(results(go(tmp_path / "best", steps=3)), results(ended))  # a complete run is not repeated
+    same(results(go(tmp_path / "best")), results(whole))
     losses = whole.history.validation["loss"][:3]
     assert losses[0] < losses[1:].min()  # so that patience 2 ends after the third epoch
-    small_fit(tmp_path / "patience", steps=7, callbacks=[early_stopping(2)])
-    stopped = small_fit(tmp_path / "patience", callbacks=[early_stopping(2)])
+    go(tmp_path / "patience", steps=7, callbacks=[early_stopping(2)])
+    stopped = go(tmp_path / "patience", callbacks=[early_stopping(2)])
     assert list(stopped.history.epoch) == [1, 2, 3]
     same(stopped.history.validation["loss"], losses)
 
 
 def test_fit_skips_a_damaged_checkpoint_and_renames_it(tmp_path, whole):
-    small_fit(tmp_path, steps=12)
+    small_fit(tmp_path, steps=8)
     newest = sorted(tmp_path.iterdir())[-1]
     (newest / "checkpoint.json").write_bytes((newest / "checkpoint.json").read_bytes()[:-7])
     with pytest.warns(
-        UserWarning, match=rf"checkpoint-\d+-step-8 is used instead of .*{newest.name}, which is damaged"
+        UserWarning, match=rf"checkpoint-\d+-step-4 is used instead of .*{newest.name}, which is damaged"
     ):
-        fitted = small_fit(tmp_path)
-    same(fitted.history.step_loss, whole.history.step_loss)
+        fitted = small_fit(tmp_path, steps=9)
+    same(fitted.history.step_loss, whole.history.step_loss[:9])
     assert (tmp_path / f"rejected-{newest.name}").is_dir()
     assert len([p for p in tmp_path.iterdir() if p.name.startswith("checkpoint-")]) == 2
     for path in tmp_path.glob("checkpoint-*"):

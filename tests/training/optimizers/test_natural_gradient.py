@@ -109,7 +109,7 @@ def run_of_small_nets(net, adaptive):
 
 
 def test_small_nets_never_end_above_where_they_began(as_a_user_has_it):
-    losses = run_of_small_nets(jb.MLP(8, 8, 1, activation=jb.relu), adaptive=True)
+    losses = run_of_small_nets(jb.MLP(8, 1, activation=jb.relu), adaptive=True)
     assert (losses <= losses[:, :1]).all() and (losses[:, -1] < 0.9 * losses[:, 0]).all()
 
 
