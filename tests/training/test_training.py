@@ -1083,7 +1083,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_params_in_float32(net, x
 
 def test_fit_in_mixed_precision(sentences):
     x, y = line()
-    go = functools.partial(quiet, NET, mse, optax.adam(0.05), (x, y), batch_size=8, epochs=20, validation=(x, y))
+    go = functools.partial(quiet, NET, mse, optax.adam(0.05), (x, y), batch_size=8, epochs=10, validation=(x, y))
     full, mixed = go(), go(compute_dtype="bfloat16")
     assert mixed.params[0]["kernel"].dtype == jnp.float32
     assert abs(full.params[0]["kernel"] - mixed.params[0]["kernel"]).max() > 0
