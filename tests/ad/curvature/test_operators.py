@@ -64,14 +64,16 @@ def matrix(operator_at, params):
     return np.asarray(jax.jit(lambda p: as_matrix(operator_at(p), p))(params))
 
 
+NET = MLP(3, 3, activation=tanh)
+MODEL, RISK = jax.jit(as_function(NET)), jax.jit(empirical_risk(NET, losses.softmax_cross_entropy))  # traced once each
+
+
 def small(dtype=jnp.float64):
     """A classifier with 24 params, its batch, its model and its risk."""
-    net = MLP(3, 3, activation=tanh)
     x, y = classes()
-    params = normal_like(jax.eval_shape(net.init, jax.random.key(0), x.astype(dtype)))
+    params = normal_like(jax.eval_shape(NET.init, jax.random.key(0), x.astype(dtype)))
     params = jax.tree.map(lambda p: p.astype(dtype), params)
-    batch = (jnp.asarray(x.astype(dtype)), jnp.asarray(y))
-    return params, batch, as_function(net), empirical_risk(net, losses.softmax_cross_entropy)
+    return params, (jnp.asarray(x.astype(dtype)), jnp.asarray(y)), MODEL, RISK
 
 
 # ---- the matrices --------------------------------------------------------------------------
