@@ -11,7 +11,6 @@ from arrays import close, params_of
 from jax.flatten_util import ravel_pytree
 
 from jaxblocks import (
-    LSTM,
     MLP,
     Conv,
     ConvTranspose,
@@ -82,7 +81,6 @@ NETS = {  # net, examples, methods that its plan must contain
         (3, 2, 4),
         {"pairs"},
     ),
-    "LSTM": (LSTM(8), flat, (3, 2, 8), {"pairs"}),
 }
 
 
@@ -145,6 +143,11 @@ def two_stacks(w, x):
         return jnp.tanh(c @ w), None
 
     return jnp.sum(jax.lax.scan(step, jax.lax.scan(step, x, w[:1])[0], w[1:])[0])
+
+
+def recurrent(w, x):
+    """A kernel that is used in each step of a loop."""
+    return jnp.sum(jax.lax.scan(lambda h, x: (jnp.tanh((h + x) @ w), None), x[0], x)[0])
 
 
 def carried(w, x):
@@ -250,6 +253,7 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "scanned and not": (scanned_and_not, (2, 4, 4), lambda: draw(3, 1, 4), "formed"),
     "backwards": (backwards, (2, 6, 6), lambda: draw(3, 1, 6), None),
     "two stacks": (two_stacks, (3, 6, 6), lambda: draw(3, 1, 6), "pairs"),
+    "recurrent": (recurrent, (6, 6), lambda: draw(3, 2, 6), "pairs"),
     "carried": (carried, (4, 4), lambda: draw(3, 1, 4), None),
     "joined": (joined, (4, 4), lambda: draw(3, 4), None),
     "below": (below, (6, 6), lambda: draw(3, 6), "pairs"),

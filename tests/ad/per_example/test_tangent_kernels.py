@@ -60,7 +60,7 @@ def recurrent(w, x):
 
 NETS = {  # function or net, examples x1 and x2, methods in the plan
     "convolution": (
-        Serial(Conv(4, (3, 3), stride=2), jax.nn.relu, Conv(6, (2, 2), groups=2, padding="valid"), jnp.ravel, Dense(2)),
+        Serial(Conv(4, (3, 3), stride=2, groups=2, padding="valid"), jax.nn.relu, jnp.ravel, Dense(2)),
         (draw, (3, 5, 5, 2), (2, 5, 5, 2)),
         {"pairs"},
     ),
