@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import drawn
 from jax.experimental.ode import odeint
 
 import jaxblocks as jb
@@ -34,7 +35,7 @@ def net():
     """A residual net with named layers, its params, a batch, and what the page shows of its loss."""
     layers = jb.Serial(first=jb.Dense(4), block=jb.Residual(jb.Dense(4), jnp.tanh), last=jb.Dense(2))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)), jnp.float32)
-    params = layers.init(jax.random.key(0), x)
+    params = drawn(layers, x)
 
     def loss(params, x):
         return jnp.sum(jnp.square(layers.apply(params, x)))
@@ -108,8 +109,8 @@ def test_values_tangents_and_adjoints_between_layers(net):
     """By layer and by operation they agree; the last adjoint is 1, and the layers count what the whole counts."""
     loss, params, x, exploration = net
     layers = exploration.data["levels"][1]["nodes"]
-    ones = jax.tree.map(jnp.ones_like, params)
-    value, derivative = jax.jvp(lambda p: loss(p, x), (params,), (ones,))
+    ones = jax.tree.map(np.ones_like, params)
+    value, derivative = jax.jit(lambda p: jax.jvp(lambda p: loss(p, x), (p,), (ones,)))(params)
     assert [float(layers[-1][name]) for name in ("value", "tangent", "adjoint")] == pytest.approx(
         [float(value), float(derivative), 1.0], rel=1e-3, abs=1e-3
     )
