@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import params_of
 from derivatives import biharmonic_by_numpy, nested_derivatives
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxblocks import (
     Dense,
+    LayerNorm,
+    Repeat,
+    Residual,
     Serial,
     gelu,
     layer_norm,
@@ -262,6 +266,15 @@ def test_laplacians_can_be_transformed(double):
     quartic = lambda x: jnp.sum(x**2) ** 2
     twice = jax.jit(lambda x: laplacian(lambda x: laplacian(quartic, x), x))(double.x)
     np.testing.assert_allclose(twice, 8 * N * (N + 2), rtol=1e-12)
+
+
+def test_nets_of_layers(double):
+    """A scanned stack of residual blocks with norms."""
+    net = Serial(Repeat(Residual(LayerNorm(), Dense(N), jnp.tanh), 2), Dense(2))
+    params = params_of(net, double.x)
+    f = lambda x: net.apply(params, x)
+    found, expected = jax.jit(lambda x: (laplacian(f, x), trace(f, x)))(double.x)
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
 def _normalized(x, unit):
