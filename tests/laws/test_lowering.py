@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax import export
+from small_models import MODELS
 from zoo import FIXED, ON_BACKENDS, ZOO
 
 import jaxblocks as jb
@@ -70,6 +71,14 @@ def test_gradients_of_layers_are_lowered():
         row = ZOO[name]
         functions[name], arguments[name] = total_of_layer(row.layer, row.inputs(), row.side)
     lowered(lambda args: {name: jax.value_and_grad(f)(*args[name]) for name, f in functions.items()}, arguments)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "ResNet", "RecurrentLM"])
+def test_gradients_of_models_are_lowered(name):
+    """In training; one model of each kind."""
+    net, inputs, _ = MODELS[name]
+    function, arguments = total_of_layer(net, inputs, {})
+    lowered(jax.value_and_grad(function), *arguments)
 
 
 def test_the_training_step_is_lowered():
