@@ -294,7 +294,7 @@ def test_the_standard_error_of_a_density_divides_by_the_samples_less_one():
 def test_density_plots():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
-    density = SpectralDensity(np.float32([[0, 2]]), np.float32([[0.75, 0.25]]), 8)
+    density = SpectralDensity(jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8)
     axes = density.plot()
     assert axes.get_ylabel() == "density of 8 eigenvalues"
     assert density.plot(axes) is axes
