@@ -442,7 +442,7 @@ memorized = random_labels(
     jnp.asarray(digits[500:]),
     key=jax.random.key(0),
     optimizer=optax.adam(5e-3),
-    steps=150,
+    steps=140,
 )
 print(memorized)
 assert memorized.train.tolist() == [1, 1]

@@ -335,9 +335,9 @@ nets = {f"{steps} steps": trained(steps) for steps in (400, 2000)}
 learned = nets["2000 steps"]
 
 # %% [markdown]
-# The excess loss, $E(m - f)^2$, at three times, and the predictions themselves. At $t = 0.2$ and $0.5$
-# both nets are close to the conditional mean. At $t = 0.1$ the one with 400 steps is close where data are frequent, and
-# misses the middle component: its excess is more than five times that of the other.
+# The excess loss, $E(m - f)^2$, at three times, and the predictions themselves. At $t = 0.2$ and $0.5$ both nets are
+# close to the conditional mean, and longer training does not help. At $t = 0.1$ the net with 400 steps is close where
+# data are frequent, and misses the middle component: its excess is more than five times that of the other.
 
 # %%
 shown = (0.1, 0.2, 0.5)

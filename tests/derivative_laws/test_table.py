@@ -56,8 +56,8 @@ OWN_PROGRAM = {
     "layers.gated_linear_attention with the delta rule",
     "layers.linear_attention causal",
 }
-"""Rows that repeat a function with another formula or loop. Half precision is checked for these and for the first row
-of a function."""
+"""Rows that repeat a function with another formula or loop. Half precision is checked for these, for those of `NESTED`
+and for the first row of a function."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -65,7 +65,7 @@ def case_of(name):
     """The case of a row: its public function is the first word of the name."""
     module, row = ROWS[name]
     public = name.removeprefix(module.removeprefix("jaxblocks.") + ".").split()[0]
-    dtypes = NARROW if name in FIRST or name in OWN_PROGRAM else NARROW[:1]
+    dtypes = NARROW if {name} & {*FIRST, *OWN_PROGRAM, *NESTED} else NARROW[:1]
     return Case(getattr(importlib.import_module(module), public), row, dtypes, higher=name in NESTED)
 
 

@@ -388,7 +388,7 @@ def test_numbers_of_each_figure(figures, sheet, number):
     if number in SHEET:
         shown, files, faults = sheet[0][number], sheet[1], sheet[2][number]
         assert f"{made.name}.png" in files
-    else:  # drawn, but not saved: the figures of `SHEET` and the test of the caption are
+    else:  # drawn but not saved: saving is tested with the figures of `SHEET`
         with default_configuration(), figures.plotting.style():
             figure, shown = made.draw(True)
             faults = problems(figure)

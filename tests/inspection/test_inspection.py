@@ -158,7 +158,7 @@ def test_a_loop_of_unknown_length_is_reported():
 
 @pytest.mark.parametrize("name", DISTINCT)
 def test_totals_are_at_least_those_of_each_row(name):
-    """Each layer of the zoo has rows, and its params and operations are at least those of each row."""
+    """Each layer of the zoo has rows; its params and operations are at least those of each row."""
     row = ZOO[name]
     table = summary(row.layer, *row.inputs(), **row.side)
     params, _ = jax.eval_shape(stateful(row.layer).init, jax.random.key(0), *row.inputs())

@@ -484,6 +484,7 @@ class _Comparison:
                     self.check(half)
                 if len(self.wrong) == before:
                     self.wrong.append(f"{group}: {found}")
+            # Integers are sizes, which others do not hide.
             for change in [each for each in group if type(each[1]) is not int] if len(group) > 1 else ():
                 others = [each for each in group if each is not change]
                 if self.reads(change) and repr(self.built(others)) == repr(net):
@@ -532,23 +533,27 @@ def test_no_field_is_ignored(name, transformers, tmp_path, monkeypatch):
     # One operation for a depthwise convolution; the form of CPUs has some for each entry of a kernel.
     monkeypatch.setattr(convolutions, "platform", lambda: "gpu")
     comparison = _Comparison(transformers, name, tmp_path)
+    assert comparison.check([]) == [] and not comparison.wrong, comparison.wrong  # counts what the layers drop
     ropes = ROPES if name.startswith(("Llama", "Phi3", "Gemma3")) else ROPES_OF_MOST
     alias = comparison.config_class.attribute_map
     needed = lambda change: (
         name in FIRST and (type(change[1]) not in (int, float) or change[1] == 0) and comparison.reads(change)
     )
-    tried = collections.defaultdict(list)
+    # Fields without a meaning are compared first: others would hide the effect of one that is ignored.
+    inert, read = collections.defaultdict(list), collections.defaultdict(list)
     of_head = None if name in FIRST else comparison.fields_of_the_head()
     for path, value in changes_of(comparison.config_class, FAMILIES[name][0], ropes):
         if of_head and (path[-1] not in of_head or path[-1] in alias):
             continue
-        if comparison.reads((path, value)) is not None:
-            tried[*path[:-1], alias.get(path[-1], path[-1])].append((path, value))
-    assert tried
-    while any(tried.values()):
-        done = {path for path, _ in comparison.check([changes.pop(0) for changes in tried.values() if changes])}
-        for own, changes in tried.items():  # where a value has been compared, not all of the others
-            tried[own] = [each for each in changes if each[0] not in done or needed(each)]
+        has_meaning = comparison.reads((path, value))
+        if has_meaning is not None:
+            (read if has_meaning else inert)[*path[:-1], alias.get(path[-1], path[-1])].append((path, value))
+    assert read
+    for tried in (inert, read):
+        while any(tried.values()):
+            done = {path for path, _ in comparison.check([changes.pop(0) for changes in tried.values() if changes])}
+            for own, changes in tried.items():  # where a value has been compared, not all of the others
+                tried[own] = [each for each in changes if each[0] not in done or needed(each)]
     assert not comparison.wrong, "\n".join(comparison.wrong)
 
 

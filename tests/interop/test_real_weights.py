@@ -147,7 +147,7 @@ def test_a_convolutional_net_of_pitches():
     compared(net, trees, sound, forward, np.moveaxis(sound, -1, 1))
 
 
-# ---- faces: two of the three nets of MTCNN; the other one has fewer layers -------------------
+# ---- faces: two of the three nets of MTCNN; R-Net has the parts of O-Net ---------------------
 
 
 def face_net(torch, name):

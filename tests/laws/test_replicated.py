@@ -64,7 +64,7 @@ def test_functions_of_shared_and_other_arrays(name):
 
         def loss(*given, place=place, specs=specs):
             call = lambda *args: total(row.call(function, *args))
-            if place % 2:
+            if (place + len(args)) % 2:
                 return total(jax.vmap(call, [0 if spec == SPREAD else None for spec in specs])(*given))
             return call(*given[:place], given[place][0], *given[place + 1 :])
 

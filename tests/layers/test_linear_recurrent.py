@@ -259,7 +259,7 @@ def test_the_initial_eigenvalues_are_on_the_ring():
 
 
 def test_errors(sentences):
-    ones = lambda *shape: np.ones(*shape, np.float32)
+    ones = lambda shape: np.ones(shape, np.float32)
     a, b = ones((3, 1)), ones((2, 3, 4))
     with pytest.raises(ValueError, match="a of the shape of b, or with axes of size 1"):
         linear_recurrence(a, b)

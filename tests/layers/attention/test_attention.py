@@ -950,7 +950,7 @@ def test_tiles_of_several_axes(most, tile, shared, monkeypatch):
     [(5, 5, (1, 2), np.s_[:]), (20, 5, (1, 8), np.s_[:1]), (1, 1, (2, 1), np.s_[:, :, :1])],
 )
 def test_tiles_that_do_not_divide_their_axes(heads, kv_heads, tile, shared, monkeypatch):
-    """The last tile contains zeros, with masks of all axes; draws of dropout are those of the heads' own numbers."""
+    """The last tile contains zeros, with masks of other axes; draws of dropout are those of the heads' own numbers."""
     q = normal(0, 5, 4, heads, 2, dtype=np.float32)
     k, v = (normal(i, 5, 4, kv_heads, 2, dtype=np.float32) for i in (1, 2))
     mask = np.random.default_rng(3).random((5, heads, 4, 4)) < 0.7
