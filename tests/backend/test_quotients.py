@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled
-from derivatives import along, up_to_second
+from derivatives import derivative_along, up_to_second
 
 from jaxblocks.backend.quotients import divide, log, norm, reciprocal, rsqrt, unit_vector, vanishes
 
@@ -26,7 +26,7 @@ def test_second_derivatives_where_squares_overflow_or_underflow():
     run = jax.jit(lambda t: {name: jax.vmap(up_to_second(ours))(t) for name, (ours, _) in FUNCTIONS.items()})
     for name, (value, slope, *bends) in run(t).items():
         plain = FUNCTIONS[name][1]
-        expected = [plain(np.float64(t)), *(along(plain, np.float64(t), 1.0, order) for order in (1, 2))]
+        expected = [plain(np.float64(t)), *(derivative_along(plain, np.float64(t), 1.0, order) for order in (1, 2))]
         for found, right in zip((value, slope, *bends), [*expected, expected[-1], expected[-1]], strict=True):
             # exp(t) of t = 78 has 5 digits.
             np.testing.assert_allclose(found, right, rtol=2e-3, atol=2e-4, err_msg=name)

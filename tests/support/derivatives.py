@@ -1,4 +1,4 @@
-"""First and second derivatives of a function in both modes, to compare custom rules with plain JAX; a loss."""
+"""First and second derivatives of a function in both modes, to compare custom rules with plain JAX or NumPy; a loss."""
 
 import itertools
 import math
@@ -69,7 +69,7 @@ def nested_derivatives(f: Callable, x, v, order: int) -> list:
     return [*lower, changes[-1]]
 
 
-def along(f: Callable, x, v, order: int, radius: float = 0.3):
+def derivative_along(f: Callable, x, v, order: int, radius: float = 0.3):
     """The derivative of an analytic function of NumPy along v, by Cauchy's formula on a circle around x."""
     circle = radius * np.exp(2j * np.pi * np.arange(64) / 64)
     values = [f(x + z * np.asarray(v)) for z in circle]
@@ -79,14 +79,16 @@ def along(f: Callable, x, v, order: int, radius: float = 0.3):
 def hessian_by_numpy(f: Callable, x, radius: float = 0.3):
     """The Hessian of an analytic function of NumPy, from second derivatives along sums and differences of axes."""
     axes = np.eye(len(x))
-    entry = lambda u, v: (along(f, x, u + v, 2, radius) - along(f, x, u - v, 2, radius)) / 4
+    entry = lambda u, v: (derivative_along(f, x, u + v, 2, radius) - derivative_along(f, x, u - v, 2, radius)) / 4
     return np.array([[entry(u, v) for u in axes] for v in axes])
 
 
 def biharmonic_by_numpy(f: Callable, x, radius: float = 0.3):
     """The Laplacian of the Laplacian of an analytic function of NumPy, from fourth derivatives."""
     axes = np.eye(len(x))
-    fourth = [along(f, x, u, 4, radius) for u in axes]
-    mixed = sum(along(f, x, u + sign * v, 4, radius) for u, v in itertools.combinations(axes, 2) for sign in (1, -1))
+    fourth = [derivative_along(f, x, u, 4, radius) for u in axes]
+    mixed = sum(
+        derivative_along(f, x, u + sign * v, 4, radius) for u, v in itertools.combinations(axes, 2) for sign in (1, -1)
+    )
     # (u + v)^4 + (u - v)^4 = 2 u^4 + 12 u^2 v^2 + 2 v^4
     return sum(fourth) + 2 * (mixed - 2 * (len(x) - 1) * sum(fourth)) / 12

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from derivatives import along, hessian_by_numpy
+from derivatives import derivative_along, hessian_by_numpy
 from jax.experimental.ode import odeint
 from jax.scipy.sparse.linalg import bicgstab, cg, gmres
 
@@ -48,7 +48,7 @@ def test_second_derivatives_of_iterative_linear_solvers():
         run = lambda x: {name: {tool: tools[tool](SOLVES[name][0], x) for tool in chosen[name]} for name in SOLVES}
         found = jax.jit(run)(X)
     for name, (_, direct) in SOLVES.items():
-        h, slope = hessian_by_numpy(direct, X), along(direct, X, V, 1)
+        h, slope = hessian_by_numpy(direct, X), derivative_along(direct, X, V, 1)
         bend = V @ h @ V
         expected = {"laplacian": np.trace(h), "hvp": h @ V, "curvature": bend, "along": (direct(X), slope, bend)}
         expected = {tool: expected[tool] for tool in chosen[name]}
@@ -60,7 +60,7 @@ def test_the_operator_of_a_solver_keeps_its_tangents():
     with jax.enable_x64(True):
         third = jax.jit(jax.grad(lambda x: laplacian(f, x)))(X)
     axes = np.eye(3)
-    of = lambda v: along(direct, X, v, 3)
+    of = lambda v: derivative_along(direct, X, v, 3)
     # (u + v)^3 + (u - v)^3 = 2 u^3 + 6 u v^2
     expected = [sum((of(u + v) + of(u - v) - 2 * of(u)) / 6 for v in axes) for u in axes]
     np.testing.assert_allclose(third, expected, rtol=1e-8)

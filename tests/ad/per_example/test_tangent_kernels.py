@@ -11,7 +11,7 @@ import scipy.linalg
 from arrays import close, params_of
 from cases import for_each
 from compiled import compiled
-from derivatives import along
+from derivatives import derivative_along
 
 from jaxblocks import (
     MLP,
@@ -381,7 +381,7 @@ def test_second_derivatives_along_kernels_of_low_rank():
     with jax.enable_x64(True):
         ours = lambda t: kernel_regression(kernel(t), y, time=1.5)
         found = jax.jit(jax.jacfwd(jax.jacrev(ours)))(0.0)
-    np.testing.assert_allclose(found, along(plain, 0.0, 1.0, 2), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(found, derivative_along(plain, 0.0, 1.0, 2), rtol=1e-9, atol=1e-11)
 
 
 # ---- errors

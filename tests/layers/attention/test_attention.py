@@ -195,6 +195,8 @@ def bend(scores, offset):
     return scores + steepness.reshape(*[1] * (scores.ndim - 3), *steepness.shape).astype(scores.dtype) * scores**2
 
 
+CHUNKS, BLOCKS, TILES, HEADS = "chunks", "blocks", "tiles of blocks of chunks", "tiles of several heads"
+
 # A tile has keys of at least two heads, and contains blocks of chunks; where these are tiled, one of both is enough.
 GRID = {  # time_q, time_k, heads, kv_heads, options, forms
     "causal, grouped heads, mask of keys": (
@@ -203,10 +205,17 @@ GRID = {  # time_q, time_k, heads, kv_heads, options, forms
         4,
         2,
         {"causal": True, "mask": "keys", "scale": None, "sink": True},
-        "ct",
+        (CHUNKS, TILES),
     ),
-    "causal, more queries": (7, 5, 4, 4, {"causal": True, "soft_cap": 1.5, "mask": "heads", "score_fn": bend}, "cb"),
-    "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}, "cb"),
+    "causal, more queries": (
+        7,
+        5,
+        4,
+        4,
+        {"causal": True, "soft_cap": 1.5, "mask": "heads", "score_fn": bend},
+        (CHUNKS, BLOCKS),
+    ),
+    "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}, (CHUNKS, BLOCKS)),
     "causal window, segments, function": (
         9,
         9,
@@ -219,7 +228,7 @@ GRID = {  # time_q, time_k, heads, kv_heads, options, forms
             "bias": leaning,
             "soft_cap": 0.7,
         },
-        "cb",
+        (CHUNKS, BLOCKS),
     ),
     "window at an offset, mask, segments": (
         5,
@@ -227,19 +236,19 @@ GRID = {  # time_q, time_k, heads, kv_heads, options, forms
         4,
         4,
         {"sliding_window": 2, "mask": "full", "bias": "heads", "sink": True, "segments": True},
-        "bt",
+        (BLOCKS, TILES),
     ),
-    "plain": (5, 7, 4, 4, {}, "cs"),
+    "plain": (5, 7, 4, 4, {}, (CHUNKS, HEADS)),
 }
 
 
 # Sizes that make parts of small arrays: the arguments of attention, and the constants that choose the parts.
 SMALL = {"_SPLIT": 1, "_BLOCK": 1, "_TILE": 1}
-PARTS = {  # chunks, blocks, tiles of blocks of chunks, tiles of several heads
-    "c": ({"implementation": "chunked", "chunk": 1}, {}),
-    "b": ({}, {**SMALL, "_TILED": 10**9}),
-    "t": ({"chunk": 1}, {**SMALL, "_TILED": 0, "_CHUNKED": 0}),
-    "s": ({}, {**SMALL, "_TILED": 0, "_TILE": 160}),
+PARTS = {
+    CHUNKS: ({"implementation": "chunked", "chunk": 1}, {}),
+    BLOCKS: ({}, {**SMALL, "_TILED": 10**9}),
+    TILES: ({"chunk": 1}, {**SMALL, "_TILED": 0, "_CHUNKED": 0}),
+    HEADS: ({}, {**SMALL, "_TILED": 0, "_TILE": 160}),
 }
 
 
@@ -307,9 +316,9 @@ def test_every_option_equals_loops_in_all_parts(name, monkeypatch):
         mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
     assert chosen["einsum"] == tiling.Parts()
     for form in forms:
-        assert (chosen[form].tile is not None) == (form in "ts")
-        assert form not in "ct" or chosen[form].chunk == 1
-        assert form not in "bt" or chosen[form].block is not None
+        assert (chosen[form].tile is not None) == (form in (TILES, HEADS))
+        assert form not in (CHUNKS, TILES) or chosen[form].chunk == 1
+        assert form not in (BLOCKS, TILES) or chosen[form].block is not None
     numbers["scale"] = 1.0 if "scale" in numbers else 0.5
     for b in range(2):
         own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
