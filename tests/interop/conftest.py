@@ -9,6 +9,7 @@ _shapes, _known = Family.shapes, {}
 
 
 def _shapes_once(family, net, config):
+    """``Family.shapes``: what a net prints, and its configuration, have every option that changes a shape."""
     key = repr(net), repr(config), jax.config.jax_enable_x64
     if key not in _known:
         _known[key] = _shapes(family, net, config)

@@ -137,7 +137,7 @@ def pieces_agree(decoder, params, tokens, expected, size):
 
 @pytest.mark.parametrize("family", [name for name in DECODERS if name not in SELDOM])
 def test_decoders(family, transformers, tmp_path):
-    """With a cache; test_interop_configurations.py compares them without one."""
+    """With a cache; the slow tests of test_interop_configurations.py compare them without one."""
     name, options = DECODERS[family]
     module = reference(transformers, name, **options)
     expected = outputs_of(module, input_ids=TOKENS)[0]  # logits, or the features of a base model

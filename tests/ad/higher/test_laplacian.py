@@ -346,11 +346,10 @@ def test_biharmonics_where_derivatives_vanish(double):
 def test_maxima_of_windows_have_biharmonics(double):
     """Their derivative selects by x and moves a direction, which need not depend on x."""
     pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID")
-    found = jax.jit(lambda x: biharmonic(lambda x: jnp.sum(jnp.sin(pool(x) * x[1::2])), x))(
-        np.array([0.3, 0.7, 0.9, -0.4])
-    )
+    x = np.array([0.3, 0.7, 0.9, -0.4])
+    found = jax.jit(lambda x: biharmonic(lambda x: jnp.sum(jnp.sin(pool(x) * x[1::2])), x))(x)
     of_largest = lambda x: np.sum(np.sin(x[[1, 2]] * x[1::2]))
-    np.testing.assert_allclose(found, biharmonic_by_numpy(of_largest, np.array([0.3, 0.7, 0.9, -0.4])), rtol=1e-10)
+    np.testing.assert_allclose(found, biharmonic_by_numpy(of_largest, x), rtol=1e-10)
 
 
 def test_norms_have_biharmonics():
