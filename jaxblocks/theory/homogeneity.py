@@ -248,6 +248,15 @@ def _dense_layers(params) -> list[dict]:
     for leaf in jax.tree.leaves(found):
         floating, repair = jnp.issubdtype(leaf.dtype, jnp.floating), "convert it with .astype(jnp.float32)"
         require(floating, "params to hold floating-point arrays", leaf, repair, error=TypeError)
+    repair = "pass the params that MLP(...).init makes, or those of each Dense in the order of application"
+    for layer in found:
+        kernel = layer["kernel"]
+        require(kernel.ndim == 2, "kernels of shape (in, out)", kernel, repair)
+        fits = "bias" not in layer or layer["bias"].shape == kernel.shape[1:]
+        require(fits, f"a bias of shape {kernel.shape[1:]} beside a kernel {kernel.shape}", layer.get("bias"), repair)
+    for before, after in itertools.pairwise(layer["kernel"].shape for layer in found):
+        fits, got = before[1] == after[0], f"{after} after {before}"
+        require(fits, "kernels of dense layers in series, each (in, out) with the width of the one before", got, repair)
     return found
 
 

@@ -440,6 +440,19 @@ def test_params_of_integers_are_rejected(sentences):
         call(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params))
 
 
+def test_layers_that_do_not_fit_are_rejected(sentences):
+    """They would broadcast, or give the numbers of no net."""
+    dense = lambda *shape, **bias: {"kernel": jnp.ones(shape), **bias}
+    calls = unit_kernels, balance, norm_differences, lambda params: rescale(params, jnp.array([1.5]))
+    for call in (*calls, lambda params: normalized_margin(jnp.ones(3), params)):
+        with pytest.raises(ValueError, match=r"width of the one before, got \(2, 3\) after \(2, 3\); pass the params"):
+            call((dense(2, 3), dense(2, 3)))
+        with pytest.raises(ValueError, match=r"a bias of shape \(3,\) beside a kernel \(2, 3\), got float.. \(4,\);"):
+            call((dense(2, 3, bias=jnp.ones(4)), dense(3, 1)))
+        with pytest.raises(ValueError, match=r"kernels of shape \(in, out\), got float.. \(1, 2, 3\); pass"):
+            call((dense(1, 2, 3), dense(3, 1)))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_norm_differences_of_half_precision(dtype):
     """The squares may leave the range of the dtype, the differences do not."""
