@@ -13,9 +13,9 @@ quickstart: .venv/.ready
 test: .venv/.ready
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Every eighth test without those marked slow: a sample of all folders.
+# Every twelfth test without those marked slow: a sample of all folders.
 quick: .venv/.ready
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --every 8
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --every 12
 
 # The suite without the tests marked slow, which compares all annotations with what is passed and returned.
 checked: .venv/.ready

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import gc
-import hashlib
 import inspect
 import pathlib
 import sys
@@ -29,50 +28,29 @@ forget_context = _shared_context.cache_clear
 _lowering.make_ir_context = lambda: _shared_context() if ir.Context.current is None else _make_context()
 
 
-# Many tests compile equal programs, from functions that JAX cannot know to be equal. An executable is looked up by the
-# text of its program, without the places in the code that it comes from. As many are kept as JAX keeps of functions.
-_compiler = sys.modules.get("jax._src.compiler")
-_compile = getattr(_compiler, "compile_or_get_cached", lambda: None)
-_config = sys.modules.get("jax._src.config")
-_executables, _ahead_of_time = collections.OrderedDict(), []
-_optimized = []
+# Many tests compile equal programs, from functions that JAX cannot know to be equal. JAX keeps executables in a folder;
+# those that this process has read are kept here, by the same key. As many are kept as JAX keeps of functions.
+_cache = sys.modules.get("jax._src.compilation_cache")
+_read = getattr(_cache, "get_executable_and_time", lambda: None)
+_executables: collections.OrderedDict = collections.OrderedDict()
 
 
-@contextlib.contextmanager
-def optimized():
-    """Compile the programs of this block with optimizations: long training runs take longer than their compilation."""
-    _optimized.append(True)
-    try:
-        yield
-    finally:
-        _optimized.pop()
-
-
-def _compiled_once(backend, module, devices, options, callbacks, *args, **kwargs):
-    """Compile a program, or return the executable of an equal one.
-
-    Programs that call Python are compiled each time, and those of ``lower(...).compile()``, which tests read: the text
-    of an executable has the names of layers.
-    """
-    if _optimized:
-        options.executable_build_options.debug_options.xla_backend_optimization_level = 1
-    elif not _ahead_of_time:  # one level for all programs, since rounding depends on it
-        chosen = [each for each in options.env_option_overrides if each[0] != "xla_backend_optimization_level"]
-        options.env_option_overrides = chosen
-    if callbacks or _ahead_of_time:
-        return _compile(backend, module, devices, options, callbacks, *args, **kwargs)
-    text = hashlib.blake2b(module.operation.get_asm().encode()).digest()
-    key = (text, options.SerializeAsString(), *(device.id for device in devices.flat))
-    executable = _executables.pop(key, None)
-    if executable is None:
-        executable = _compile(backend, module, devices, options, callbacks, *args, **kwargs)
-    _executables[key] = executable
+def _read_once(key, options, backend, devices, callbacks=()):
+    """An executable and the time of its compilation; those that call Python are loaded for each program."""
+    if callbacks:
+        return _read(key, options, backend, devices, callbacks)
+    found = _executables.pop(key, None) or _read(key, options, backend, devices, *[callbacks] * _read_takes_callbacks)
+    if found[0] is not None:
+        _executables[key] = found
     if len(_executables) > 2048:
         _executables.popitem(last=False)
-    return executable
+    return found
 
 
-_FIRST_PARAMETERS = ["backend", "computation", "devices", "compile_options", "host_callbacks"]
+_parameters = [*inspect.signature(_read).parameters]
+_read_takes_callbacks = _parameters[4:] == ["host_callbacks"]
+if _parameters[:4] == ["cache_key", "compile_options", "backend", "executable_devices"]:  # else each program is read
+    _cache.get_executable_and_time = _read_once
 
 
 _MAPPINGS = pathlib.Path("/proc/self/maps")
@@ -88,8 +66,33 @@ def forget_executables() -> None:
         jax.clear_caches()
 
 
-def _compiled_anew(lowered, *args, **kwargs):
-    """``jax.stages.Lowered.compile`` without `_compiled_once`; the names of layers distinguish programs on the disk."""
+_compiler = sys.modules.get("jax._src.compiler")
+_compile = getattr(_compiler, "compile_or_get_cached", lambda: None)
+_optimized, _ahead_of_time = [], []
+
+
+@contextlib.contextmanager
+def optimized():
+    """Compile the programs of this block with optimizations: long training runs take longer than their compilation."""
+    _optimized.append(True)
+    try:
+        yield
+    finally:
+        _optimized.pop()
+
+
+def _compile_at_one_level(backend, module, devices, options, *args, **kwargs):
+    """Compile at the level of `optimized`, or at the level of all other programs, since rounding depends on it."""
+    if _optimized:
+        options.executable_build_options.debug_options.xla_backend_optimization_level = 1
+    elif not _ahead_of_time:
+        chosen = [each for each in options.env_option_overrides if each[0] != "xla_backend_optimization_level"]
+        options.env_option_overrides = chosen
+    return _compile(backend, module, devices, options, *args, **kwargs)
+
+
+def _compile_with_names(lowered, *args, **kwargs):
+    """``jax.stages.Lowered.compile``: tests read the text of these executables, in which layers have their names."""
     _ahead_of_time.append(lowered)
     try:
         with _config.compilation_cache_include_metadata_in_key(True):
@@ -98,6 +101,7 @@ def _compiled_anew(lowered, *args, **kwargs):
         _ahead_of_time.pop()
 
 
-if [*inspect.signature(_compile).parameters][:5] == _FIRST_PARAMETERS:  # else each program is compiled
-    _compiler.compile_or_get_cached = _compiled_once
-    _compile_lowered, jax.stages.Lowered.compile = jax.stages.Lowered.compile, _compiled_anew
+if [*inspect.signature(_compile).parameters][:4] == ["backend", "computation", "devices", "compile_options"]:
+    _compiler.compile_or_get_cached = _compile_at_one_level
+    _config = sys.modules["jax._src.config"]
+    _compile_lowered, jax.stages.Lowered.compile = jax.stages.Lowered.compile, _compile_with_names
