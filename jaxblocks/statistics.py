@@ -26,7 +26,6 @@ __all__ = [
     "count_valid",
     "expand_mask",
     "fit_standardizer",
-    "mean_and_variance",
     "moments",
     "sorted_axes",
     "standardize",
@@ -64,7 +63,13 @@ def moments(
     Source: Ioffe & Szegedy 2015, Batch normalization (arXiv:1502.03167); Diehl 2023, section 1.6.
     """
     axes = sorted_axes(x, axes)
-    mean, variance = mean_and_variance(x, axes, mask)
+    x = widen(x)
+    if mask is not None:
+        # Here, and not in the sums alone: the square of an invalid NaN has a derivative of 0 times NaN.
+        x = jnp.where(expand_mask(mask, x), x, 0)
+    mean = average(x, axes, mask)
+    # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
+    variance = average(jnp.square(x - mean), axes, mask)
     return (mean, variance) if keepdims else (mean.squeeze(axes), variance.squeeze(axes))
 
 
@@ -132,22 +137,6 @@ def standardize(
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
     mean, deviation = align_axes(x, axes, mean=mean, deviation=deviation)
     return divide(widen(x) - mean, deviation).astype(x.dtype)
-
-
-def mean_and_variance(x: Array, axes: tuple[int, ...], mask: Array | None = None) -> tuple[Array, Array]:
-    """`moments` as the layers use them: the axes remain, with size 1.
-
-    >>> mean, variance = mean_and_variance(jnp.array([[1.0], [3.0]]), (0,))
-    >>> mean, variance
-    (Array([[2.]], dtype=float32), Array([[1.]], dtype=float32))
-    """
-    x = widen(x)
-    if mask is not None:
-        # Here, and not in the sums alone: the square of an invalid NaN has a derivative of 0 times NaN.
-        x = jnp.where(expand_mask(mask, x), x, 0)
-    mean = average(x, axes, mask)
-    # Two passes: E x^2 - (E x)^2 cancels where the mean is large against the deviation.
-    return mean, average(jnp.square(x - mean), axes, mask)
 
 
 def average(values: Array, axes: tuple[int, ...], mask: Array | None = None, axis_name: Any = None) -> Array:

@@ -27,16 +27,12 @@ def _match(predictions, targets, where):
     return predictions, targets, where, jnp.finfo(dtype).dtype
 
 
-def _sum(x, where):
-    return jnp.sum(x, -1, where=where)
-
-
 def _mean(x, where):
     """The mean over the features that count; 0 where none does."""
     if where is None:
         return jnp.mean(x, -1)
     # At least 1, so that an example without features that count has the loss 0.
-    return _sum(x, where) / jnp.maximum(jnp.sum(where, -1, dtype=x.dtype), 1)
+    return jnp.sum(x, -1, where=where) / jnp.maximum(jnp.sum(where, -1, dtype=x.dtype), 1)
 
 
 @checked
@@ -169,7 +165,7 @@ def gaussian_nll(
     variance = as_entries("variance", variance, mean)
     error = y - mean  # divided before it is squared: the square alone may leave the range
     terms = 0.5 * (error * divide(error, variance) + log(variance) + math.log(2 * math.pi))
-    return _sum(terms, where).astype(dtype)
+    return jnp.sum(terms, -1, where=where).astype(dtype)
 
 
 @checked
@@ -201,4 +197,4 @@ def poisson_nll(
     message = "targets >= 0, got a minimum of {low}; pass counts, or jnp.exp(targets) of their logarithms"
     check_entries(y, lambda known: known >= 0, message, check=check)
     # product(y, f): a rate of 0 (f = -inf) with a count of 0 has probability 1.
-    return _sum(jnp.exp(f) - product(y, f) + jax.lax.lgamma(y + 1), where).astype(dtype)
+    return jnp.sum(jnp.exp(f) - product(y, f) + jax.lax.lgamma(y + 1), -1, where=where).astype(dtype)

@@ -14,7 +14,7 @@ _CONSTANT = {"equal": (np.ones((2, 3)),), "zero": (np.zeros((2, 3)),)}
 _TOOL = "arranges axes and masks for the layers, computes nothing of its own"
 
 
-def mean_and_variance(x, axis=None):
+def _mean_and_variance(x, axis=None):
     mean = x.mean(axis)
     return mean, ((x - mean) ** 2).mean(axis)
 
@@ -50,11 +50,10 @@ STATISTICS = {
         (np.array([[0.5, -1.25], [2, 0.75], [-0.5, 1.5]]),),
         corners={name: (each[0].T,) for name, each in _CONSTANT.items()},
         exponents=_SQUARES,
-        formula=lambda x: (sqrt(mean_and_variance(x, 0)[1]), x.mean(0)),
+        formula=lambda x: (sqrt(_mean_and_variance(x, 0)[1]), x.mean(0)),
         choices=dict.fromkeys(_CONSTANT, "the root of 0: a constant feature has deviation 1"),
     ),
-    "mean_and_variance": Row((MATRIX,), lambda f, x: f(x, (0, 1)), _CONSTANT, _SQUARES, formula=mean_and_variance),
-    "moments": Row((MATRIX,), lambda f, x: f(x, (0, 1)), _CONSTANT, _SQUARES, formula=mean_and_variance),
+    "moments": Row((MATRIX,), lambda f, x: f(x, (0, 1)), _CONSTANT, _SQUARES, formula=_mean_and_variance),
     "moments with a mask": Row(
         (MATRIX,),
         lambda f, x: f(x, 0, mask=jnp.asarray(_MASK)) + f(x, 1, mask=jnp.asarray(_MASK)),

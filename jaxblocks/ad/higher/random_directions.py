@@ -59,7 +59,7 @@ def forward_gradient(
 
     Source: Baydin, Pearlmutter, Syme, Wood & Torr 2022, Gradients without backpropagation (arXiv:2202.08587).
     """
-    x, flat, unravel = _raveled(x)
+    flat, unravel = as_vector(as_point(x))
     f = scalar_valued(f)
     of_vector = with_forward_mode(lambda vector: f(unravel(vector)), flat)
     signs = varying_like(jax.random.rademacher(key, (samples, flat.size), flat.dtype), flat)
@@ -107,7 +107,7 @@ def estimate_laplacian(
     networks (arXiv:2307.12306); Shi, Hu, Lin & Kawaguchi 2024, Stochastic Taylor derivative estimator
     (arXiv:2412.00088).
     """
-    x, flat, unravel = _raveled(x)
+    flat, unravel = as_vector(as_point(x))
     require(flat.size, "x to hold at least one number", "empty arrays", "pass the point of the derivative")
     samples = min(16, flat.size) if samples is None else samples
     repair = f"pass samples={flat.size}, or compute laplacian(f, x)"
@@ -145,14 +145,8 @@ def estimate_biharmonic(
 
     Source: Shi, Hu, Lin & Kawaguchi 2024, Stochastic Taylor derivative estimator (arXiv:2412.00088).
     """
-    x, flat, unravel = _raveled(x)
+    flat, unravel = as_vector(as_point(x))
     return _mean(f, flat, unravel, jax.random.normal(key, (samples, flat.size), flat.dtype), 4) / 3
-
-
-def _raveled(x):
-    """The point as arrays and as a vector, and the inverse of this."""
-    x = as_point(x)
-    return x, *as_vector(x)
 
 
 def _mean(f, flat, unravel, vectors, order):

@@ -27,11 +27,10 @@ _OTHER = "is of another net or optimizer"
 
 
 class Checkpoint(NamedTuple):
-    """The result of `read_newest`: the trees by name, the notes, the path, and the paths of rejected checkpoints."""
+    """The result of `read_newest`: the trees by name, the notes, and the paths of rejected checkpoints."""
 
     trees: dict[str, Any]
     notes: Any
-    path: Path
     rejected: tuple[Path, ...]
 
 
@@ -78,7 +77,7 @@ def _newest(directory: Path, trees, optional) -> Checkpoint | None:
         # Reported only where another one is used; if all are rejected, the error below states the reasons.
         if rejected and is_first():
             warn(f"{path.name} is used instead of {_reasons(rejected)}.")
-        return Checkpoint(found, notes, path, tuple(rejected))
+        return Checkpoint(found, notes, tuple(rejected))
     if rejected:
         others = [str(error).startswith(_OTHER) for error in rejected.values()]
         expected = f"{'a' if all(others) else 'an undamaged'} checkpoint of this tree in {directory}"
