@@ -6,7 +6,8 @@ of signs suffice (`unit_kernels`), norms can be made equal (`balance`), gradient
 after division by the norms (`normalized_margin`).
 
 All functions take the params of dense layers in series with homogeneous activations between them: ``relu``,
-``leaky_relu``, ``abs``, ``maxout``; biases are allowed unless stated otherwise.
+``leaky_relu``, ``abs``, ``maxout``; biases are allowed unless stated otherwise. Params of other layers, or of layers
+that do not fit each other, raise a ``ValueError``.
 
     W_l    kernel of layer l = 1 ... L, (in, out)
     b_l    its bias
@@ -50,8 +51,9 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
         factors: for each hidden layer a positive number, or one for each of its units.
 
     Raises:
-        ValueError: for params of other layers, a number of factors that differs from the number of hidden layers, or a
-            factor <= 0 (under ``jit``, where values are unknown, nothing is raised and the function differs).
+        ValueError: for a number of factors that differs from the number of hidden layers, several factors for a layer
+            with ``maxout`` after it, or a factor <= 0 (under ``jit``, where values are unknown, nothing is raised and
+            the function differs).
 
     >>> net = MLP(3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -68,22 +70,23 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
     got = factors if number is None else number
     require(number == hidden, f"a factor for each of the {hidden} hidden layers", got, repair)
     for place, factor in enumerate(factors):
-        kernel = layers[place]["kernel"]
+        kernel, after = layers[place]["kernel"], layers[place + 1]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
         repair = f"pass for instance jnp.full({kernel.shape[1]}, 2.0)"
-        require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}", repair)
+        if after.shape[0] != kernel.shape[1]:  # the largest of several units is one input of the next layer
+            wanted, repair = f"one factor for all units of hidden layer {place}, which maxout joins", "pass a number"
+        shapes = {(), after.shape[:1]} & {(), kernel.shape[1:]}
+        require(factor.shape in shapes, wanted, f"factors of shape {factor.shape}", repair)
         message = (
             f"positive factors, got a smallest one of {{low}} for hidden layer {place}; rectifiers are homogeneous for "
             "positive numbers only"
         )
         check_entries(factor, lambda known: known > 0, message)
-        factor = jnp.broadcast_to(factor, kernel.shape[1:])  # (units,)
         # Kernel and bias of a unit are multiplied, its outgoing weights divided; a positive factor passes through a
         # rectifier.
         larger = {name: x * jnp.broadcast_to(factor.astype(x.dtype), x.shape) for name, x in layers[place].items()}
-        after = layers[place + 1]["kernel"]
-        smaller = divide(after, jnp.broadcast_to(factor.astype(after.dtype)[:, None], after.shape))
+        smaller = divide(after, jnp.broadcast_to(factor.astype(after.dtype)[..., None], after.shape))
         layers[place : place + 2] = [larger, {**layers[place + 1], "kernel": smaller}]
     return _put_back(params, layers)
 
@@ -251,12 +254,14 @@ def _dense_layers(params) -> list[dict]:
     repair = "pass the params that MLP(...).init makes, or those of each Dense in the order of application"
     for layer in found:
         kernel = layer["kernel"]
-        require(kernel.ndim == 2, "kernels of shape (in, out)", kernel, repair)
+        of_one_net = f"{repair}; for params of several nets, use jax.vmap"
+        require(kernel.ndim == 2, "kernels of shape (in, out)", kernel, of_one_net)
         fits = "bias" not in layer or layer["bias"].shape == kernel.shape[1:]
         require(fits, f"a bias of shape {kernel.shape[1:]} beside a kernel {kernel.shape}", layer.get("bias"), repair)
     for before, after in itertools.pairwise(layer["kernel"].shape for layer in found):
-        fits, got = before[1] == after[0], f"{after} after {before}"
-        require(fits, "kernels of dense layers in series, each (in, out) with the width of the one before", got, repair)
+        fits = before[1] % after[0] == 0 if after[0] else before[1] == 0  # maxout has several units for each output
+        expected = "kernels (in, out) whose number of inputs is the number of outputs before, or with maxout a divisor"
+        require(fits, expected, f"{after} after {before}", repair)
     return found
 
 

@@ -28,18 +28,21 @@ forget_context = _shared_context.cache_clear
 _lowering.make_ir_context = lambda: _shared_context() if ir.Context.current is None else _make_context()
 
 
-# Many tests compile equal programs, from functions that JAX cannot know to be equal. JAX keeps executables in a folder;
-# those that this process has read are kept here, by the same key. As many are kept as JAX keeps of functions.
+# Many tests compile equal programs, from functions that JAX cannot know to be equal. JAX writes executables to a
+# folder; those that this process has read from it are kept here, as many as JAX keeps of functions. Without a folder,
+# as in the processes that tests start, each program is compiled.
 _cache = sys.modules.get("jax._src.compilation_cache")
 _read = getattr(_cache, "get_executable_and_time", lambda: None)
 _executables: collections.OrderedDict = collections.OrderedDict()
 
 
-def _read_once(key, options, backend, devices, callbacks=()):
-    """An executable and the time of its compilation; those that call Python are loaded for each program."""
-    if callbacks:
-        return _read(key, options, backend, devices, callbacks)
-    found = _executables.pop(key, None) or _read(key, options, backend, devices, *[callbacks] * _read_takes_callbacks)
+def _read_once(cache_key, compile_options, backend, executable_devices, *others, **options):
+    """An executable and the time of its compilation. One with callbacks (an option of later versions) is read anew."""
+    read = lambda: _read(cache_key, compile_options, backend, executable_devices, *others, **options)
+    if any(others) or any(options.values()):
+        return read()
+    key = cache_key, executable_devices  # on GPUs the devices are not in the key of JAX
+    found = _executables.pop(key, None) or read()
     if found[0] is not None:
         _executables[key] = found
     if len(_executables) > 2048:
@@ -47,9 +50,7 @@ def _read_once(key, options, backend, devices, callbacks=()):
     return found
 
 
-_parameters = [*inspect.signature(_read).parameters]
-_read_takes_callbacks = _parameters[4:] == ["host_callbacks"]
-if _parameters[:4] == ["cache_key", "compile_options", "backend", "executable_devices"]:  # else each program is read
+if [*inspect.signature(_read).parameters][:4] == ["cache_key", "compile_options", "backend", "executable_devices"]:
     _cache.get_executable_and_time = _read_once
 
 
@@ -81,18 +82,24 @@ def optimized():
         _optimized.pop()
 
 
-def _compile_at_one_level(backend, module, devices, options, *args, **kwargs):
-    """Compile at the level of `optimized`, or at the level of all other programs, since rounding depends on it."""
+def _compile_at_one_level(backend, computation, devices, compile_options, *args, **kwargs):
+    """Compile at the level of `optimized`, or at the level of all other programs, since rounding depends on it.
+
+    Programs compiled ahead of time keep the level that they ask for.
+    """
     if _optimized:
-        options.executable_build_options.debug_options.xla_backend_optimization_level = 1
+        compile_options.executable_build_options.debug_options.xla_backend_optimization_level = 1
     elif not _ahead_of_time:
-        chosen = [each for each in options.env_option_overrides if each[0] != "xla_backend_optimization_level"]
-        options.env_option_overrides = chosen
-    return _compile(backend, module, devices, options, *args, **kwargs)
+        chosen = [each for each in compile_options.env_option_overrides if each[0] != "xla_backend_optimization_level"]
+        compile_options.env_option_overrides = chosen
+    return _compile(backend, computation, devices, compile_options, *args, **kwargs)
 
 
 def _compile_with_names(lowered, *args, **kwargs):
-    """``jax.stages.Lowered.compile``: tests read the text of these executables, in which layers have their names."""
+    """``jax.stages.Lowered.compile`` with the names of layers in the key.
+
+    Tests read the text of these executables, and two programs may differ in the names alone.
+    """
     _ahead_of_time.append(lowered)
     try:
         with _config.compilation_cache_include_metadata_in_key(True):

@@ -11,7 +11,8 @@ import pytest
 from cases import for_each
 from compiled import compiled
 
-from jaxblocks import MLP, Conv, Dense, Serial, relu, tanh
+from jaxblocks import MLP, Conv, Dense, Maxout, Serial, relu, tanh
+from jaxblocks.activations import maxout
 from jaxblocks.inspection.structure import as_dense
 from jaxblocks.theory.approximation import (
     approximate,
@@ -445,12 +446,32 @@ def test_layers_that_do_not_fit_are_rejected(sentences):
     dense = lambda *shape, **bias: {"kernel": jnp.ones(shape), **bias}
     calls = unit_kernels, balance, norm_differences, lambda params: rescale(params, jnp.array([1.5]))
     for call in (*calls, lambda params: normalized_margin(jnp.ones(3), params)):
-        with pytest.raises(ValueError, match=r"width of the one before, got \(2, 3\) after \(2, 3\); pass the params"):
+        with pytest.raises(ValueError, match=r"or with maxout a divisor, got \(2, 3\) after \(2, 3\); pass the params"):
             call((dense(2, 3), dense(2, 3)))
         with pytest.raises(ValueError, match=r"a bias of shape \(3,\) beside a kernel \(2, 3\), got float.. \(4,\);"):
             call((dense(2, 3, bias=jnp.ones(4)), dense(3, 1)))
         with pytest.raises(ValueError, match=r"kernels of shape \(in, out\), got float.. \(1, 2, 3\); pass"):
             call((dense(1, 2, 3), dense(3, 1)))
+        call((dense(2, 3), dense(3, 1)))
+
+
+def test_maxout_is_homogeneous():
+    """Its nets have fewer inputs of a layer than units before it."""
+    net = Serial(Dense(6), lambda x: maxout(x, 3), Maxout(2, pieces=2), Dense(1))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+    params = net.init(jax.random.key(0), x)
+    terms = euler_terms(net, params, x)
+    np.testing.assert_allclose([terms.inputs, *terms.kernels], [terms.output] * 4, rtol=1e-5)
+    kernels = [np.asarray(each["kernel"], np.float64) for each in params if each]
+    squares = [np.sum(kernel**2) for kernel in kernels]
+    np.testing.assert_allclose(norm_differences(params), [squares[0] - squares[1], squares[1] - squares[2]], rtol=1e-5)
+    np.testing.assert_array_equal(net.apply(rescale(params, [4.0, 0.5]), x), net.apply(params, x))
+    balanced = balance(params)
+    np.testing.assert_allclose(net.apply(balanced, x), net.apply(params, x), rtol=1e-5)
+    norms = [float(jnp.linalg.norm(each["kernel"])) for each in balanced if each]
+    np.testing.assert_allclose(norms, np.prod(squares) ** (1 / 6), rtol=1e-5)
+    with pytest.raises(ValueError, match="one factor for all units of hidden layer 0, which maxout joins, got"):
+        rescale(params, [np.ones(6), 1.0])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
