@@ -133,7 +133,8 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
 
     Raises:
         ValueError: unless ``every`` is an integer >= 1; before the first step, if the name of a metric contains a line
-            break, or if the columns of a resumed run differ from those of the file.
+            break or another character that is not printable, or if the columns of a resumed run differ from those of
+            the file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "losses.csv"
@@ -153,8 +154,8 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
         nonlocal file, names
         names = columns
         for name in names:
-            in_one_line = "\n" not in name and "\r" not in name
-            require(in_one_line, "names of metrics without line breaks", repr(name), "rename the metric")
+            expected = "names of metrics of printable characters"  # a resumed run reads the header as one line of text
+            require(name.isprintable(), expected, repr(name), "rename the metric")
         kept = (
             _kept_lines(target, names, step) if step and target.exists() and target.stat().st_size else [_line(names)]
         )
