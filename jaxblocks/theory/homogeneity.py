@@ -74,10 +74,11 @@ def rescale(params: PyTree, factors: Sequence) -> Any:
         factor = jnp.asarray(factor, kernel.dtype)
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
         repair = f"pass for instance jnp.full({kernel.shape[1]}, 2.0)"
-        if after.shape[0] != kernel.shape[1]:  # the largest of several units is one input of the next layer
+        fits = factor.shape in ((), kernel.shape[1:])
+        if _has_maxout(kernel, after):
             wanted, repair = f"one factor for all units of hidden layer {place}, which maxout joins", "pass a number"
-        shapes = {(), after.shape[:1]} & {(), kernel.shape[1:]}
-        require(factor.shape in shapes, wanted, f"factors of shape {factor.shape}", repair)
+            fits = factor.shape == ()
+        require(fits, wanted, f"factors of shape {factor.shape}", repair)
         message = (
             f"positive factors, got a smallest one of {{low}} for hidden layer {place}; rectifiers are homogeneous for "
             "positive numbers only"
@@ -98,6 +99,9 @@ def unit_kernels(params: PyTree) -> Any:
     signs suffice. A unit whose incoming weights are all zero is unchanged, in the derivative too. In float32,
     second derivatives are exact for weights from 1e-12 to 1e12, values and gradients for those from 1e-18 to 1e18.
 
+    Raises:
+        ValueError: for a net with ``maxout``, whose units have one factor in common.
+
     >>> hidden = {"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}
     >>> params = hidden, (), {"kernel": jnp.ones((2, 1))}
     >>> unit_kernels(params)[0]["kernel"]
@@ -105,7 +109,11 @@ def unit_kernels(params: PyTree) -> Any:
 
     Source: Neyshabur, Salakhutdinov & Srebro 2015, Path-SGD (arXiv:1506.02617); Diehl 2023, Remark 1.1 and Lemma 1.3.
     """
-    hidden = len(_dense_layers(params)) - 1
+    layers = _dense_layers(params)
+    hidden = len(layers) - 1
+    with_maxout = any(_has_maxout(a["kernel"], b["kernel"]) for a, b in itertools.pairwise(layers))
+    repair = "use balance, which has one factor for each layer"
+    require(not with_maxout, "a net whose units have factors of their own", "one with maxout", repair)
     for place in range(hidden):
         length = norm(_dense_layers(params)[place]["kernel"], 0)  # (units,)
         factors: list = [1.0] * hidden
@@ -251,18 +259,28 @@ def _dense_layers(params) -> list[dict]:
     for leaf in jax.tree.leaves(found):
         floating, repair = jnp.issubdtype(leaf.dtype, jnp.floating), "convert it with .astype(jnp.float32)"
         require(floating, "params to hold floating-point arrays", leaf, repair, error=TypeError)
+    _check_shapes(found)
+    return found
+
+
+def _check_shapes(layers) -> None:
+    """Reject layers of which no net consists."""
     repair = "pass the params that MLP(...).init makes, or those of each Dense in the order of application"
-    for layer in found:
+    for layer in layers:
         kernel = layer["kernel"]
         of_one_net = f"{repair}; for params of several nets, use jax.vmap"
         require(kernel.ndim == 2, "kernels of shape (in, out)", kernel, of_one_net)
         fits = "bias" not in layer or layer["bias"].shape == kernel.shape[1:]
         require(fits, f"a bias of shape {kernel.shape[1:]} beside a kernel {kernel.shape}", layer.get("bias"), repair)
-    for before, after in itertools.pairwise(layer["kernel"].shape for layer in found):
+    for before, after in itertools.pairwise(layer["kernel"].shape for layer in layers):
         fits = before[1] % after[0] == 0 if after[0] else before[1] == 0  # maxout has several units for each output
         expected = "kernels (in, out) whose number of inputs is the number of outputs before, or with maxout a divisor"
         require(fits, expected, f"{after} after {before}", repair)
-    return found
+
+
+def _has_maxout(kernel, after) -> bool:
+    """Whether an input of the next layer is the largest of several units."""
+    return kernel.shape[1] != after.shape[0]
 
 
 def _put_back(params, layers):

@@ -472,6 +472,10 @@ def test_maxout_is_homogeneous():
     np.testing.assert_allclose(norms, np.prod(squares) ** (1 / 6), rtol=1e-5)
     with pytest.raises(ValueError, match="one factor for all units of hidden layer 0, which maxout joins, got"):
         rescale(params, [np.ones(6), 1.0])
+    with pytest.raises(
+        ValueError, match="unit_kernels expected a net whose units have factors of their own, got one with"
+    ):
+        unit_kernels(params)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])

@@ -154,8 +154,8 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
         nonlocal file, names
         names = columns
         for name in names:
-            expected = "names of metrics of printable characters"  # a resumed run reads the header as one line of text
-            require(name.isprintable(), expected, repr(name), "rename the metric")
+            # A resumed run reads the header as one line of text.
+            require(name.isprintable(), "printable names of metrics", repr(name), "rename the metric")
         kept = (
             _kept_lines(target, names, step) if step and target.exists() and target.stat().st_size else [_line(names)]
         )

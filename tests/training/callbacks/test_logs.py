@@ -164,7 +164,7 @@ def test_nan_float32_and_quoted_names_are_read_back(tmp_path):
 @pytest.mark.parametrize("name", ["a\nb", "a\r", "\ud800"])
 def test_names_that_are_not_printable_are_rejected(tmp_path, name, sentences):
     """A resumed run could not read the header."""
-    with pytest.raises(ValueError, match=re.escape(f"names of metrics of printable characters, got {name!r}; rename")):
+    with pytest.raises(ValueError, match=re.escape(f"printable names of metrics, got {name!r}; rename")):
         begin(csv_log(tmp_path / "log.csv"), 0, ["step", name])
     assert not (tmp_path / "log.csv").exists()
 
